@@ -1,0 +1,41 @@
+# Every target is one call of `python -m parity` or pytest, so that it also runs where there is no make.
+PYTHON ?= python3.11
+RUN = .venv/bin/python -m
+
+MODEL ?=
+PROFILE ?= tiny
+CHECKPOINT ?=
+CASE ?=
+CHOICE = $(MODEL) --profile $(PROFILE) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT)) $(addprefix --case ,$(CASE))
+
+.PHONY: help setup parity test export dumps bench lint
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+setup: .venv/ready ## install everything into .venv
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(RUN) pip install --quiet --editable '.[parity,lint]'
+	@touch $@
+
+parity: .venv/ready ## judge everything: make parity [MODEL=youtu_vl] [CHECKPOINT=DIR] [PROFILE=full] [CASE=square]
+	$(RUN) parity run $(CHOICE)
+
+test: .venv/ready ## all tests: the harness's own, the parity suite, the proofs that it can fail
+	$(RUN) pytest -n 2 -q
+
+export: .venv/ready ## export every graph and print the folder for the runtime: make export MODEL=youtu_vl
+	$(RUN) parity export $(MODEL) --profile $(PROFILE) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))
+
+dumps: .venv/ready ## run the fp32 reference for all cases: make dumps MODEL=youtu_vl
+	$(RUN) parity dumps $(CHOICE)
+
+bench: .venv/ready ## measure: cold and warm run, memory, speed
+	$(RUN) parity bench
+
+lint: .venv/ready ## ruff and mypy
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy

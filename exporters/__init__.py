@@ -1,0 +1,1 @@
+"""Reference layer -> rewritten layer -> pnnx -> ncnn graph. One file per model."""

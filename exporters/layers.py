@@ -1,0 +1,52 @@
+"""Layers rewritten so that pnnx converts them to plain ncnn layers: nothing fused by guess, no length baked.
+
+Softmax and rotation are spelt out, because the fused SDPA and RotaryEmbed layers may read axes differently;
+lengths are -1 in a reshape; `repeat` stands for `expand`, which leaves an expression that ncnn cannot load.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm over the last axis: x * rsqrt(mean(x^2) + eps) * weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., size) -> same shape."""
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis, in single steps."""
+    weights = torch.exp(scores - torch.amax(scores, dim=-1, keepdim=True))
+    return weights / torch.sum(weights, dim=-1, keepdim=True)
+
+
+def heads(x: Tensor, count: int, width: int) -> Tensor:
+    """(1, T, count * width) -> (1, count, T, width)."""
+    return x.reshape(1, -1, count, width).transpose(1, 2)
+
+
+def rotate_half_matrix(width: int) -> Tensor:
+    """R with x @ R = rotate_half(x) = [-second half | first half]."""
+    half = width // 2
+    matrix = torch.zeros(width, width)
+    for i in range(half):
+        matrix[half + i, i] = -1
+        matrix[i, half + i] = 1
+    return matrix
+
+
+def deinterleave_matrix(width: int) -> Tensor:
+    """P with x @ P = [even elements | odd elements]."""
+    half = width // 2
+    matrix = torch.zeros(width, width)
+    for i in range(half):
+        matrix[2 * i, i] = 1
+        matrix[2 * i + 1, half + i] = 1
+    return matrix

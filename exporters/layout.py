@@ -1,0 +1,79 @@
+"""The byte layout of a structure's .bin, learnt once from pnnx's own file and then written for every layer.
+
+Learning is by value: the structure is converted with random probe weights, all different, so that each run of
+numbers in the .bin equals one tensor of the module. Constants (rotation matrices) equal buffers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import nn
+
+from exporters.param import Blob
+from harness.errors import UnjudgedError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of numbers: which tensor of the module it holds."""
+
+    tensor: str
+    transposed: bool
+    flagged: bool
+
+
+def set_probe_weights(module: nn.Module) -> None:
+    """Fill all parameters with seeded random numbers, so that no two of them are equal."""
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_(0.5, 1.5, generator=random)
+
+
+def tensors(module: nn.Module) -> dict[str, np.ndarray]:
+    """Parameters and buffers of a module, float32."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: value.detach().numpy() for name, value in named}
+
+
+def learn(weights: Path, blobs: Sequence[Blob], module: nn.Module) -> list[Entry]:
+    """Match every run of numbers of a .bin with a tensor of the module that it was converted from."""
+    size, wanted = weights.stat().st_size, sum(blob.nbytes for blob in blobs)
+    if size != wanted:
+        raise UnjudgedError(f"pnnx wrote {size} bytes of weights, but its param asks for {wanted}")
+    known = tensors(module)
+    words = np.fromfile(weights, np.float32)
+    entries, position = [], 0
+    for blob in blobs:
+        start = position + blob.flagged
+        position = start + blob.count
+        entries.append(_match(words[start:position], blob, known))
+    unused = sorted(set(known) - {entry.tensor for entry in entries})
+    if unused:
+        raise UnjudgedError(f"pnnx left out the tensors {unused}")
+    return entries
+
+
+def write(file: BinaryIO, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> None:
+    """Write a .bin in the learnt layout."""
+    for entry in entries:
+        if entry.flagged:
+            file.write(bytes(4))  # storage word 0: float32
+        value = values[entry.tensor]
+        file.write(np.ascontiguousarray(value.T if entry.transposed else value, "<f4").tobytes())
+
+
+def _match(numbers: np.ndarray, blob: Blob, known: Mapping[str, np.ndarray]) -> Entry:
+    for name, value in known.items():
+        if value.size == numbers.size:
+            for transposed in (False, True):
+                if np.array_equal((value.T if transposed else value).ravel(), numbers):
+                    return Entry(name, transposed, blob.flagged)
+    raise UnjudgedError(
+        f"the {blob.count} numbers of ncnn layer {blob.layer} equal no tensor of the rewritten layer: "
+        "pnnx changed them, so its output cannot be reused for other layers"
+    )

@@ -1,0 +1,177 @@
+"""A store of artefacts, built on demand: each is a folder `<root>/<kind>/<key>`, whole or not there at all.
+
+An artefact is built in a temporary sibling folder under a file lock, listed in `complete.json` (size and
+sha256 of every file), and put in place by one rename. Two workers, a killed build, a full disk or a file
+cut short never leave anything that counts as built.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from harness.errors import UnjudgedError
+
+_COMPLETE = "complete.json"
+_DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+class Store:
+    """Artefacts by kind and key, built when first asked for; build=False only ever reads."""
+
+    def __init__(self, root: Path, *, build: bool = True) -> None:
+        self.root = root
+        self._may_build = build
+
+    def get(
+        self,
+        kind: str,
+        key: str,
+        build: Callable[[Path], None],
+        *,
+        verify: bool = False,
+        name: str = "",
+        command: str = "",
+    ) -> Path:
+        """Return the artefact's folder, built by `build(folder)` unless it is there and whole.
+
+        verify: check hashes as well as sizes. name and command: what to call it and what to type, in errors.
+        """
+        folder = self.root / kind / key
+        if not _fault(folder, verify):
+            return folder
+        if not self._may_build:
+            raise UnjudgedError(self._forbidden(folder, verify, name, command))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock(kind, key):
+            if _fault(folder, verify):  # nobody else built it while we waited
+                _build(folder, build, name or f"{kind}/{key}")
+        return folder
+
+    def prune(self, kind: str, keep: Collection[str]) -> list[str]:
+        """Remove the artefacts of a kind whose keys are not to be kept; return their keys."""
+        found = [path.name for path in (self.root / kind).glob("*") if path.is_dir() and "." not in path.name]
+        gone = sorted(set(found) - set(keep))
+        for key in gone:
+            with self._lock(kind, key):
+                _remove(self.root / kind / key)
+        return gone
+
+    def _lock(self, kind: str, key: str) -> FileLock:
+        return FileLock(self.root / kind / f"{key}.lock")
+
+    def _forbidden(self, folder: Path, verify: bool, name: str, command: str) -> str:
+        what = f"{name} ({folder})" if name else str(folder)
+        then = f"; build it: {command}" if command else ""
+        return f"{what}: {_fault(folder, verify)}, and building is forbidden{then}"
+
+
+def key(**parts: Any) -> str:
+    """Name an artefact by all that its content depends on: JSON values, and paths by their content."""
+    text = json.dumps(parts, sort_keys=True, allow_nan=False, default=_by_content)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]  # 128 bits; Windows paths are short
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file without holding it in memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write UTF-8 with the newlines as given, whole or not at all."""
+    atomic_write_bytes(path, text.encode("utf-8"))
+
+
+def atomic_write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, creating its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with _disk_full_said(path):
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _by_content(part: object) -> str:
+    if isinstance(part, Path):
+        return f"sha256:{file_sha256(part)}"
+    raise TypeError(f"{type(part).__name__} has no canonical JSON: {part!r}")
+
+
+def _build(folder: Path, build: Callable[[Path], None], name: str) -> None:
+    """Build under the lock that the caller holds; any temporary folder found is of a dead build."""
+    for leftover in folder.parent.glob(f"{folder.name}.tmp-*"):
+        _remove(leftover)
+    temporary = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+    try:
+        with _disk_full_said(folder, name):
+            temporary.mkdir()
+            build(temporary)
+            if not any(temporary.iterdir()):
+                raise UnjudgedError(f"{name}: the build wrote no file")
+            atomic_write_text(temporary / _COMPLETE, json.dumps(_list_files(temporary), indent=1))
+            _remove(folder)
+            os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # what stays is removed by the next build
+
+
+def _list_files(folder: Path) -> dict[str, dict[str, Any]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        for path in files
+    }
+
+
+def _fault(folder: Path, verify: bool) -> str:
+    """What keeps the folder from counting as built; "" where nothing does."""
+    try:
+        files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
+        return next(
+            (fault for name in files if (fault := _file_fault(folder, name, files[name], verify))), ""
+        )
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        return f"{missing} is missing" if folder.is_dir() else "not built"
+    except (ValueError, KeyError, TypeError):
+        return f"{_COMPLETE} is broken"
+
+
+def _file_fault(folder: Path, name: str, listed: Mapping[str, Any], verify: bool) -> str:
+    size = (folder / name).stat().st_size
+    if size != listed["bytes"]:
+        return f"{name} has bytes={size}, but should be {listed['bytes']}"
+    if verify and file_sha256(folder / name) != listed["sha256"]:
+        return f"{name} was altered after it was built"
+    return ""
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _disk_full_said(path: Path, name: str = "") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        what = f"{name} cannot be built" if name else f"{path} cannot be written"
+        raise UnjudgedError(
+            f"{what}: the disk of {path.parent} is full, {free:,} bytes are free; free some and run again"
+        ) from error

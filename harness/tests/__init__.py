@@ -1,0 +1,1 @@
+"""Tests of the harness itself: every comparator is seen to fail."""

@@ -1,0 +1,1 @@
+"""The claims, and the commands that judge them. The only place that imports all the others."""

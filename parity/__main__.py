@@ -1,0 +1,147 @@
+"""`python -m parity VERB`: what the make targets call. Exit codes: 0 equal, 1 different, 2 could not be judged."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness.errors import UnjudgedError
+from harness.records import read_records
+from parity import building
+from parity.plugin import pipeline_order, records_folder
+from parity.verdict import UNJUDGED, exit_code, missing_verdicts
+from parity.workspace import ROOT, Choice, Workspace
+from references import MODELS
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console(stderr=True)
+CLAIMS = ("test_graphs.py", "test_stages.py")  # what a run judges of the chosen models and checkpoint
+
+ModelArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[MODEL]...", help="models (default: all)")
+]
+Profile = Annotated[str, typer.Option(help="synthetic checkpoint: tiny or full")]
+CheckpointOption = Annotated[
+    Path | None, typer.Option(help="a Hugging Face folder of your own")
+]
+Case = Annotated[list[str] | None, typer.Option(help="case; may be given several times")]
+Workers = Annotated[int, typer.Option("--workers", "-j", min=1, help="processes")]
+
+
+@app.command()
+def run(
+    models: ModelArgument = None,
+    profile: Profile = "tiny",
+    checkpoint: CheckpointOption = None,
+    case: Case = None,
+    workers: Workers = 2,
+) -> None:
+    """Judge everything: checkpoint, export, dumps, every graph and stage, the greedy decode."""
+    chosen = _workspaces(models, profile, checkpoint, case)
+    for workspace in chosen:
+        building.build_all(workspace, console, workers=workers)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *(str(ROOT / "parity" / name) for name in CLAIMS),
+        "-n",
+        str(workers),
+        "-q",
+    ]
+    command += [part for workspace in chosen for part in ("--model", workspace.model)]
+    command += ["--profile", profile] + (["--checkpoint", str(checkpoint.resolve())] if checkpoint else [])
+    command += [part for name in case or () for part in ("--case", name)]
+    finished = subprocess.run(command, cwd=ROOT, check=False).returncode
+    records = read_records(records_folder())
+    missing = missing_verdicts(records.records, chosen)
+    for line in missing[:5]:
+        console.print(f"without a verdict: {line}", markup=False)
+    code = exit_code(finished, records, missing)
+    order = pipeline_order(chosen)
+    words = {0: "equal", 1: "different", 2: "could not be judged"}
+    console.print(
+        f"parity: {words[code]} ({len(records.records)} comparisons over {len(order)} ids, {len(missing)} without a verdict)"
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def checkpoint(model: str, profile: Profile = "tiny") -> None:
+    """Write a synthetic checkpoint and print its folder."""
+    print(Workspace(Choice(model, profile)).checkpoint)
+
+
+@app.command()
+def export(
+    model: str,
+    profile: Profile = "tiny",
+    checkpoint: CheckpointOption = None,
+    table: Annotated[
+        str, typer.Option(help="numbers of the vocabulary table: float32 or float16")
+    ] = "float32",
+) -> None:
+    """Export every graph and print the model folder that `python -m runtime` reads."""
+    workspace = Workspace(Choice(model, profile, checkpoint))
+    print(building.export(workspace, console, table=table))
+
+
+@app.command()
+def dumps(
+    model: str,
+    profile: Profile = "tiny",
+    checkpoint: CheckpointOption = None,
+    case: Case = None,
+    workers: Workers = 2,
+    commit: Annotated[bool, typer.Option(help="write the default case's dump into the repository")] = False,
+) -> None:
+    """Run the reference for every case that has no dump yet."""
+    workspace = Workspace(Choice(model, profile, checkpoint, tuple(case or ())))
+    if commit:
+        print(building.commit_dump(workspace))
+    else:
+        building.dumps(workspace, console, workers=workers)
+
+
+@app.command()
+def bench(
+    model: str = MODELS[0],
+    runs: Annotated[int, typer.Option(min=1, help="runs of every measurement")] = 1,
+) -> None:
+    """Measure cold and warm run, memory and decode speed; prints a table and writes bench.json."""
+    from parity.bench import bench as measure
+
+    measure(model, Console(), runs=runs)
+
+
+@app.command()
+def graphs(model: str, profile: Profile = "tiny", checkpoint: CheckpointOption = None) -> None:
+    """List the graph ids of a model in execution order."""
+    for name in Workspace(Choice(model, profile, checkpoint)).graphs:
+        print(name)
+
+
+def _workspaces(
+    models: list[str] | None, profile: str, checkpoint: Path | None, case: list[str] | None
+) -> list[Workspace]:
+    """The chosen workspaces; a wrong name is told before anything is built."""
+    chosen = [Workspace(Choice(model, profile, checkpoint, tuple(case or ()))) for model in models or MODELS]
+    for workspace in chosen:
+        _ = workspace.graphs, workspace.cases
+    return chosen
+
+
+def main() -> int:
+    """Run a verb; errors are told without a traceback. typer ends the process with its own code."""
+    try:
+        app()
+    except UnjudgedError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+    return UNJUDGED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Building ahead of the tests, with a progress display: checkpoint, export, dumps."""
+
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness.dumps import dump_paths, write_dump
+from harness.errors import UnjudgedError
+from parity.workspace import COMMITTED, Choice, Workspace, case_names
+
+
+def build_all(workspace: Workspace, console: Console, *, workers: int) -> None:
+    """Everything that the tests of a workspace need."""
+    export(workspace, console)
+    dumps(workspace, console, workers=workers)
+
+
+def export(workspace: Workspace, console: Console, *, table: str = "float32") -> Path:
+    """Export every graph; the model folder."""
+    from exporters.export import TABLE_DTYPES
+
+    if table not in TABLE_DTYPES:
+        raise UnjudgedError(f"table is {table!r}, but should be one of {', '.join(TABLE_DTYPES)}")
+    with _progress(console) as progress:
+        task = progress.add_task(f"export {workspace.choice.arguments()}", total=len(workspace.graphs))
+        folder = workspace.exporter.model_folder(table=table, each=lambda graph_id: progress.advance(task))
+        progress.update(task, completed=len(workspace.graphs))
+    return folder
+
+
+def dumps(workspace: Workspace, console: Console, *, workers: int) -> None:
+    """Make the dumps that are not there, several cases at a time."""
+    missing = [name for name in case_names(workspace) if not workspace.has_dump(name)]
+    if not missing:
+        return
+    _ = workspace.fingerprint  # the checkpoint is written once, before the processes start
+    with (
+        _progress(console) as progress,
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+    ):
+        task = progress.add_task(f"reference {workspace.choice.arguments()}", total=len(missing))
+        futures = [pool.submit(make_dump, workspace.choice, name) for name in missing]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                progress.advance(task)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def make_dump(choice: Choice, name: str) -> None:
+    """Make one dump, in a process of its own."""
+    Workspace(choice).dump(name)
+
+
+def commit_dump(workspace: Workspace) -> Path:
+    """Write the default case's dump into the repository; its tensors' path."""
+    name = next(name for name in workspace.cases if workspace.is_committed(name))
+    folder = COMMITTED / workspace.model
+    write_dump(folder, workspace.make_dump(name))
+    return dump_paths(folder, name)[0]
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)

@@ -1,0 +1,309 @@
+"""The claims as functions: each compares something of the port with the reference and gives records.
+
+`Subject` holds one case of one model: its dump, and the port's pipeline over some runner of graphs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.compare import compare_exact, compare_tensor
+from harness.dumps import Dump
+from harness.errors import UnjudgedError
+from harness.graphs import Graph
+from harness.limits import Limits
+from harness.records import Record, Where
+from parity.workspace import tensor_name
+from references.lines import LINES
+from runtime.graphs import Arrays, Runner
+
+LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
+PRECISION = "fp32"
+
+
+class Recorder:
+    """A runner that keeps the first outputs of every graph, and the first failure."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.outputs: dict[str, Arrays] = {}
+        self.failure: tuple[str, Exception] | None = None
+
+    def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
+        """Run and keep."""
+        try:
+            outputs = self.runner.run(graph_id, inputs)
+        except Exception as error:
+            self.failure = self.failure or (graph_id, error)
+            raise
+        self.outputs.setdefault(graph_id, outputs)
+        return outputs
+
+
+@dataclass
+class Subject:
+    """One case of one model, port beside reference."""
+
+    model: str
+    dump: Dump
+    case: Any
+    graphs: Mapping[str, Graph]
+    pipeline: Any
+    runner: Runner
+    generate: Callable[[list[NDArray[np.uint8]], str, int], list[Any]]
+    frame_tokens: Callable[[int], int]  # images -> tokens of the prompt that are neither image nor text
+
+    def rerun(self, name: str) -> str:
+        """The command that judges an id again."""
+        return f"pytest -k '{name} and {self.dump.case}'"
+
+    def where(self, name: str, tensor: str, mode: str) -> Where:
+        """Where a comparison stands."""
+        return Where(name, tensor, self.dump.case, mode, PRECISION)
+
+    # ---- graphs
+
+    def isolated(self, graph: Graph) -> list[Record]:
+        """The graph on the reference's own inputs."""
+        outputs = self.runner.run(graph.id, inputs_of(graph, self.dump))
+        return [
+            self._compare(graph, port.name, outputs[port.name], "isolated")
+            for port in graph.structure.outputs
+        ]
+
+    def chained(self, graph: Graph) -> list[Record]:
+        """The graph on the port's own inputs, all the way from the pictures."""
+        outputs = self.chain.outputs(graph)
+        return [
+            self._compare(graph, port.name, outputs[port.name], "chained") for port in graph.structure.outputs
+        ]
+
+    @cached_property
+    def chain(self) -> "Chain":
+        """One run of the port's pipeline, advanced as far as is asked for."""
+        return Chain(self)
+
+    # ---- stages
+
+    def stage(self, name: str) -> list[Record]:
+        """One of the model's stages between and around the graphs, by its name without the model."""
+        mode, compute = STAGES[name]
+        actual, expected = compute(self)
+        where = self.where(f"{self.model}/{name}", name.partition(".")[2], mode)
+        rerun = self.rerun(f"{self.model}/{name}")
+        if mode == "exact":
+            return [compare_exact(actual, expected, where=where, rerun=rerun)]
+        return [compare_tensor(actual, expected, LIMITS.of(where.id, mode), where=where, rerun=rerun)]
+
+    @cached_property
+    def pictures(self) -> list[NDArray[np.uint8]]:
+        """The case's pictures."""
+        return list(self.case.images())
+
+    @cached_property
+    def pixels(self) -> list[Any]:
+        """The port's preprocessed pictures."""
+        return list(self.pipeline.preprocess(self.pictures))
+
+    @property
+    def grids(self) -> list[tuple[int, int]]:
+        """The reference's patch grids."""
+        return [(grid[0], grid[1]) for grid in self.dump.values["grids"]]
+
+    @cached_property
+    def prompt(self) -> Any:
+        """The port's rendered and encoded prompt."""
+        return self.pipeline.prompt(self.case.prompt, self.grids)
+
+    @cached_property
+    def tables(self) -> Arrays:
+        """The port's tables for the vision graphs."""
+        tables: Arrays = self.pipeline.vision_tables(self.grids)
+        return tables
+
+    @cached_property
+    def tokens(self) -> list[Any]:
+        """What the port generates, from pictures and prompt to the last token."""
+        return self.generate(self.pictures, self.case.prompt, self.case.new_tokens)
+
+    @property
+    def last_hidden(self) -> NDArray[np.float32]:
+        """The reference's last row after the last prefill graph."""
+        last = [graph for graph in self.graphs.values() if graph.id.endswith(".prefill")][-1]
+        row: NDArray[np.float32] = self.dump.tensors[tensor_name(last, "hidden")][-1]
+        return row
+
+    def _compare(self, graph: Graph, port: str, actual: NDArray[np.float32], mode: str) -> Record:
+        name = tensor_name(graph, port)
+        return compare_tensor(
+            actual,
+            self.dump.tensors[name],
+            LIMITS.of(graph.id, mode),
+            where=self.where(graph.id, port, mode),
+            floor=self.dump.values["floors"][name],
+            rerun=self.rerun(graph.id),
+        )
+
+
+class Chain:
+    """The port's pipeline over one case, run tower by tower; every graph's outputs are kept."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.recorder = Recorder(subject.pipeline.runner)
+        self._rows: NDArray[np.float32] | None = None
+        self._done: set[str] = set()
+
+    def outputs(self, graph: Graph) -> Arrays:
+        """Outputs of a graph; the towers before it are run first. Raises what stopped the run before it."""
+        for tower in TOWERS:
+            self._run(tower)
+            if graph.id in self.recorder.outputs:
+                return self.recorder.outputs[graph.id]
+        if self.recorder.failure is None:
+            raise UnjudgedError(
+                f"{graph.id} was not run by the pipeline; is it missing in runtime/{self.subject.model}.py?"
+            )
+        culprit, error = self.recorder.failure
+        if culprit == graph.id:
+            raise error
+        raise UnjudgedError(f"{graph.id} was not reached: {culprit} failed ({error})")
+
+    def _run(self, tower: str) -> None:
+        if tower in self._done or self.recorder.failure is not None:
+            return
+        pipeline, inner = self.subject.pipeline, self.subject.pipeline.runner
+        pipeline.runner = self.recorder
+        try:
+            getattr(self, f"_{tower}")()
+        except Exception:
+            if self.recorder.failure is None:
+                raise
+        finally:
+            pipeline.runner = inner
+        self._done.add(tower)
+
+    def _vision(self) -> None:
+        if self.subject.grids:
+            self._rows = self.subject.pipeline.encode_images(self.subject.pixels)
+
+    def _prefill(self) -> None:
+        pipeline = self.subject.pipeline
+        pipeline.prefill(pipeline.fuse(self.subject.prompt.ids, self._rows))
+
+    def _decode(self) -> None:
+        self.subject.pipeline.step(self.subject.dump.values["ids"][0])
+
+
+TOWERS = ("vision", "prefill", "decode")
+
+
+def inputs_of(graph: Graph, dump: Dump) -> dict[str, NDArray[np.float32]]:
+    """The reference's inputs of a graph."""
+    local = graph.id.partition("/")[2]
+    if f"{local}.in.{graph.structure.inputs[0].name}" in dump.tensors:  # a shape case
+        return {port.name: dump.tensors[f"{local}.in.{port.name}"] for port in graph.structure.inputs}
+    return {name: joined(sources, dump) for name, sources in graph.sources.items()}
+
+
+def joined(sources: tuple[str, ...], dump: Dump) -> NDArray[np.float32]:
+    """Tensors of a dump, joined along the row axis."""
+    if len(sources) == 1:
+        return dump.tensors[sources[0]]
+    return np.concatenate([dump.tensors[source] for source in sources], axis=-2)
+
+
+def needs(graph: Graph, dump_has_pictures: bool) -> bool:
+    """Whether a case runs a graph: the vision tower only runs where there are pictures."""
+    return dump_has_pictures or "/vision." not in graph.id
+
+
+Pair = tuple[Any, Any]
+
+
+def _reference_text_rows(s: Subject) -> Pair:
+    rows = s.dump.tensors.get("vision.tail.rows")
+    return s.pipeline.fuse(s.dump.values["prompt_ids"], rows), s.dump.tensors["prefill.embeds"]
+
+
+def _rotary(s: Subject, half: int) -> Pair:
+    count = len(s.dump.values["prompt_ids"])
+    name = ("cos", "sin")[half]
+    table = s.pipeline.rotary(0, count + 1)[half]
+    return table, np.concatenate(
+        [s.dump.tensors[f"prefill.{name}"], s.dump.tensors[f"decode.{name}"]], axis=1
+    )
+
+
+def _prompt_length(s: Subject) -> Pair:
+    """The frame of the template, the image tokens and the text's own tokens must add up to the whole."""
+    text = len(s.pipeline.tokenizer.encode(s.case.prompt))
+    cells = sum(height * width // 4 for height, width in s.grids)
+    return s.frame_tokens(len(s.grids)) + cells + text, len(s.dump.values["prompt_ids"])
+
+
+# In pipeline order: name -> (mode, the pair (actual, expected)).
+STAGES: dict[str, tuple[str, Callable[[Subject], Pair]]] = {
+    "image.grid": ("exact", lambda s: ([list(p.grid) for p in s.pixels], s.dump.values["grids"])),
+    "image.pixel_values": (
+        "exact",
+        lambda s: (np.concatenate([p.pixel_values for p in s.pixels]), s.dump.tensors["pixel_values"]),
+    ),
+    "template.text": ("exact", lambda s: (s.prompt.text, s.dump.values["prompt"])),
+    "tokenizer.ids": ("exact", lambda s: (s.prompt.ids, s.dump.values["prompt_ids"])),
+    "tokenizer.lines": (
+        "exact",
+        lambda s: ([s.pipeline.tokenizer.encode(line) for line in LINES], s.dump.values["line_ids"]),
+    ),
+    "tokenizer.length": ("exact", _prompt_length),
+    "positions.window_order": (
+        "exact",
+        lambda s: (s.pipeline.window_order(s.grids), s.dump.tensors["vision.order"]),
+    ),
+    "positions.vision_cos": ("isolated", lambda s: (s.tables["cos"], s.dump.tensors["vision.cos"])),
+    "positions.vision_sin": ("isolated", lambda s: (s.tables["sin"], s.dump.tensors["vision.sin"])),
+    "positions.window_mask": (
+        "exact",
+        lambda s: (s.tables["window_mask"], s.dump.tensors["vision.window_mask"]),
+    ),
+    "positions.full_mask": ("exact", lambda s: (s.tables["full_mask"], s.dump.tensors["vision.full_mask"])),
+    "positions.text_cos": ("isolated", lambda s: _rotary(s, 0)),
+    "positions.text_sin": ("isolated", lambda s: _rotary(s, 1)),
+    "positions.causal_mask": (
+        "exact",
+        lambda s: (s.pipeline.causal_mask(len(s.dump.values["prompt_ids"])), s.dump.tensors["prefill.mask"]),
+    ),
+    "fusion.embeds": ("exact", _reference_text_rows),
+    "head.logits": ("isolated", lambda s: (s.pipeline.logits(s.last_hidden), s.dump.tensors["logits"][0])),
+    "sampling.ids": (
+        "exact",
+        lambda s: ([s.pipeline.choose(row) for row in s.dump.tensors["logits"]], s.dump.values["ids"]),
+    ),
+    "decode.ids": ("exact", lambda s: ([token.id for token in s.tokens], s.dump.values["ids"])),
+    "decode.text": ("exact", lambda s: ("".join(token.text for token in s.tokens), s.dump.values["text"])),
+    "decode.logits": (
+        "chained",
+        lambda s: (np.stack([t.logits for t in s.tokens]), s.dump.tensors["logits"]),
+    ),
+}
+VISION_STAGES = ("image.", "positions.window", "positions.vision", "positions.full")
+
+
+GRAPHS_COME_BEFORE = "head.logits"
+
+
+def around_graphs() -> tuple[list[str], list[str]]:
+    """Stage names before and after the graphs."""
+    names = list(STAGES)
+    place = names.index(GRAPHS_COME_BEFORE)
+    return names[:place], names[place:]
+
+
+def stages(has_pictures: bool) -> list[str]:
+    """Names of the stages that a case goes through."""
+    return [name for name in STAGES if has_pictures or not name.startswith(VISION_STAGES)]

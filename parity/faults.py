@@ -1,0 +1,328 @@
+"""Planted faults: how ports go wrong, as data. Each is planted alone into an otherwise green port.
+
+A fault of the runtime replaces something on one pipeline object; a fault of a graph rewrites weights in a copy of the
+exported model folder. `expected` is the id that the suite must name as the first red one, in pipeline order.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exporters import param
+from exporters.export import Exporter, link_or_copy
+from runtime import windows
+from runtime.graphs import Arrays, Manifest, NcnnRunner
+
+Floats = NDArray[np.float32]
+
+
+class Port:
+    """A port to plant faults in: a model folder of its own, and the pipeline over it."""
+
+    def __init__(self, exporter: Exporter, folder: Path) -> None:
+        self.exporter = exporter
+        copy_model(exporter.model_folder(), folder)
+        self.folder = folder
+        self.runner = NcnnRunner(Manifest.read(folder), verify=False)
+        self.pipeline: Any = _pipeline_class(exporter.model)(Manifest.read(folder), self.runner)
+
+    def edit(self, graph_id: str, change: Callable[[dict[str, Floats]], None]) -> None:
+        """Change the weights of a graph by their names."""
+        edit_weights(self.exporter, self.folder, graph_id, change)
+
+    def edit_param(self, graph_id: str, old: str, new: str) -> None:
+        """Change the text of a graph's param; the old text must be there."""
+        path = self.folder / f"{graph_id}.param"
+        text = path.read_text(encoding="utf-8")
+        if old not in text:
+            raise LookupError(f"{path.name} holds no {old!r}: the fault does not apply any more")
+        _replace(path, text.replace(old, new).encode())
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of mistake."""
+
+    name: str
+    expected: str  # id, without the model, that must be named
+    plant: Callable[[Port], None]
+    changes_ids: bool = True  # within 64 tokens
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """A copy of a model folder that shares the files' bytes; files are replaced in it, never written to."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, target / path.relative_to(source))
+
+
+def edit_weights(
+    exporter: Exporter, folder: Path, graph_id: str, change: Callable[[dict[str, Floats]], None]
+) -> None:
+    """Change the weights in a graph's bin by their names in the rewritten layer."""
+    graph = exporter.graphs[graph_id]
+    structure = exporter.structure(graph.structure)
+    entries = json.loads((structure / "layout.json").read_text(encoding="utf-8"))
+    path = folder / f"{graph_id}.bin"
+    words = np.fromfile(path, np.float32)
+    blobs = param.blobs(param.parse((folder / f"{graph_id}.param").read_text(encoding="utf-8")))
+    shapes = {name: value.shape for name, value in exporter.new_module(graph.structure).state_dict().items()}
+    weights, places, position = {}, {}, 0
+    for entry, blob in zip(entries, blobs, strict=True):
+        start = position + blob.flagged
+        position = start + blob.count
+        if entry["tensor"] in shapes:  # constants are no weights
+            places[entry["tensor"]] = slice(start, position)
+            weights[entry["tensor"]] = words[start:position].reshape(shapes[entry["tensor"]]).copy()
+    before = {name: value.copy() for name, value in weights.items()}
+    change(weights)
+    if all(np.array_equal(before[name], weights[name]) for name in before):
+        raise LookupError(f"{graph_id}: the fault changed no weight: it does not apply any more")
+    for name, place in places.items():
+        words[place] = weights[name].ravel()
+    _replace(path, words.tobytes())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.unlink()  # the other name of these bytes must keep them
+    path.write_bytes(data)
+
+
+def _pipeline_class(model: str) -> Any:
+    import importlib
+
+    return importlib.import_module(f"runtime.{model}").Pipeline
+
+
+# ---- faults of the runtime
+
+
+def _after(method: str, change: Callable[..., Any]) -> Callable[[Port], None]:
+    """Replace a method of the pipeline by `change` of its result (and, behind it, its arguments)."""
+
+    def plant(port: Port) -> None:
+        inner = getattr(port.pipeline, method)
+        setattr(port.pipeline, method, lambda *args: change(inner(*args), *args))
+
+    return plant
+
+
+def _pixels(change: Callable[[Floats, tuple[int, int]], Floats]) -> Callable[[Port], None]:
+    def replaced(pictures: list[Any], *_: Any) -> list[Any]:
+        return [type(p)(np.ascontiguousarray(change(p.pixel_values, p.grid)), p.grid) for p in pictures]
+
+    return _after("preprocess", replaced)
+
+
+def _raster_rows(rows: Floats, grid: tuple[int, int]) -> Floats:
+    h, w = grid
+    return rows.reshape(h // 2, w // 2, 2, 2, -1).transpose(0, 2, 1, 3, 4).reshape(h * w, -1)
+
+
+def _channels_first(rows: Floats, grid: tuple[int, int]) -> Floats:
+    return rows.reshape(len(rows), 16, 16, 3).transpose(0, 3, 1, 2).reshape(len(rows), -1)
+
+
+def _blue_first(rows: Floats, grid: tuple[int, int]) -> Floats:
+    return rows.reshape(len(rows), -1, 3)[..., ::-1].reshape(len(rows), -1)
+
+
+def _image_rows_not_fused(port: Port) -> None:
+    port.pipeline.fuse = lambda ids, rows: port.pipeline.table.embed(ids)
+
+
+def _image_rows_reversed(port: Port) -> None:
+    fuse = port.pipeline.fuse
+    port.pipeline.fuse = lambda ids, rows: fuse(ids, None if rows is None else rows[::-1])
+
+
+def _window_order_not_undone(port: Port) -> None:
+    """The tail is fed rows in window order."""
+    order = port.pipeline.window_order
+    run = port.runner.run
+
+    def faulty(graph_id: str, inputs: Mapping[str, Floats]) -> Arrays:
+        if graph_id.endswith("vision.tail"):
+            grids = port.pipeline.planted_grids
+            return run(graph_id, {"hidden": inputs["hidden"][order(grids)]})
+        return run(graph_id, inputs)
+
+    _remember_grids(port)
+    port.runner.run = faulty  # type: ignore[method-assign]
+
+
+def _remember_grids(port: Port) -> None:
+    encode = port.pipeline.encode_images
+
+    def remembering(pixels: list[Any]) -> Floats:
+        port.pipeline.planted_grids = [picture.grid for picture in pixels]
+        rows: Floats = encode(pixels)
+        return rows
+
+    port.pipeline.encode_images = remembering
+
+
+def _swap_axes(tables: Arrays, *_: Any) -> Arrays:
+    """Angles of rows and columns change places."""
+
+    def swapped(table: Floats) -> Floats:
+        quarter = table.shape[-1] // 4
+        parts = table.reshape(1, -1, 4, quarter)
+        return np.ascontiguousarray(parts[:, :, [1, 0, 3, 2]]).reshape(table.shape)
+
+    return tables | {"cos": swapped(tables["cos"]), "sin": swapped(tables["sin"])}
+
+
+def _no_windows(tables: Arrays, *_: Any) -> Arrays:
+    return tables | {"window_mask": tables["full_mask"]}
+
+
+def _full_layer_windowed(port: Port) -> None:
+    vision = port.pipeline.config["vision_config"]
+    vision["fullatt_block_indexes"] = [index for index in vision["fullatt_block_indexes"] if index != 7]
+
+
+def _inverse_as_order(order: NDArray[np.int64], *_: Any) -> NDArray[np.int64]:
+    return windows.inverse_order(order)
+
+
+def _rotary_base(port: Port) -> None:
+    port.pipeline.config["rope_theta"] = 10000.0
+
+
+def _mask_off_by_one(mask: Floats, *_: Any) -> Floats:
+    """Every row sees its successor too."""
+    count = mask.shape[-1]
+    return np.triu(np.full((count, count), mask.min(), np.float32), 2)[None]
+
+
+def _decode_position_plus_one(port: Port) -> None:
+    rotary = port.pipeline.rotary
+    port.pipeline.rotary = lambda start, count: rotary(start + (start > 0), count)
+
+
+def _cache_row_lost(port: Port) -> None:
+    """The prompt's last row never reaches the caches."""
+    prefill = port.pipeline.prefill
+
+    def faulty(embeds: Floats) -> Floats:
+        hidden: Floats = prefill(embeds)
+        for cache in port.pipeline.caches:
+            last = cache.length - 1
+            key, value = cache.rows()
+            cache.length = last
+            cache.append(np.zeros_like(key[:, last:]), np.zeros_like(value[:, last:]))
+        return hidden
+
+    port.pipeline.prefill = faulty
+
+
+def _default_system_prompt_missing(prompt: Any, *args: Any) -> Any:
+    text = prompt.text
+    start = text.index("\n", text.index("system")) + 1
+    return type(prompt)(text[:start] + text[text.index(".", start) + 1 :], prompt.ids[:3] + prompt.ids[9:])
+
+
+def _second_best(port: Port) -> None:
+    port.pipeline.choose = lambda logits: int(np.argsort(logits)[-2])
+
+
+def _final_norm_without_weight(port: Port) -> None:
+    port.pipeline.norm_weight = np.ones_like(port.pipeline.norm_weight)
+
+
+# ---- faults of the graphs
+
+
+def _swap(graph_ids: tuple[str, ...], first: str, second: str) -> Callable[[Port], None]:
+    """Two tensors of one shape change places."""
+
+    def change(weights: dict[str, Floats]) -> None:
+        weights[first], weights[second] = weights[second], weights[first]
+
+    def plant(port: Port) -> None:
+        for graph_id in graph_ids:
+            port.edit(graph_id, change)
+
+    return plant
+
+
+def _layers_swapped(port: Port) -> None:
+    """Decoder layers 10 and 11 change places in all their graphs."""
+    for part in ("prefill", "dqkv", "dattn"):
+        first, second = (port.folder / f"youtu_vl/llm.layer.{index}.{part}.bin" for index in (10, 11))
+        one, other = first.read_bytes(), second.read_bytes()
+        _replace(first, other)
+        _replace(second, one)
+
+
+def _o_proj_transposed(port: Port) -> None:
+    def change(weights: dict[str, Floats]) -> None:
+        weights["self_attn.o_proj.weight"] = weights["self_attn.o_proj.weight"].T
+
+    for part in ("prefill", "dattn"):
+        port.edit(f"youtu_vl/llm.layer.20.{part}", change)
+
+
+def _head_zeroed(port: Port) -> None:
+    def change(weights: dict[str, Floats]) -> None:
+        weights["self_attn.v_proj.weight"][:12] = 0
+
+    port.edit("youtu_vl/vision.layer.13", change)
+
+
+def _merger_doubled(port: Port) -> None:
+    def change(weights: dict[str, Floats]) -> None:
+        for name in ("merger.mlp.2.weight", "merger.mlp.2.bias"):
+            weights[name] *= 2
+
+    port.edit("youtu_vl/vision.tail", change)
+
+
+def _norm_epsilon(port: Port) -> None:
+    port.edit_param("youtu_vl/vision.layer.03", "1=1.000000e-6", "1=1.000000e-2")
+
+
+FAULTS = (
+    Fault("raster patch order", "image.pixel_values", _pixels(_raster_rows)),
+    Fault("patch rows with channels first", "image.pixel_values", _pixels(_channels_first)),
+    Fault("blue channel first", "image.pixel_values", _pixels(_blue_first)),
+    Fault("default system prompt missing", "template.text", _after("prompt", _default_system_prompt_missing)),
+    Fault(
+        "inverse used as window order", "positions.window_order", _after("window_order", _inverse_as_order)
+    ),
+    Fault(
+        "h and w swapped in the vision rotary", "positions.vision_cos", _after("vision_tables", _swap_axes)
+    ),
+    Fault("window layers see everything", "positions.window_mask", _after("vision_tables", _no_windows)),
+    Fault("rotary base of the text", "positions.text_cos", _rotary_base),
+    Fault("causal mask off by one", "positions.causal_mask", _after("causal_mask", _mask_off_by_one)),
+    Fault("image rows not fused", "fusion.embeds", _image_rows_not_fused),
+    Fault("image rows in reversed order", "fusion.embeds", _image_rows_reversed),
+    Fault("norm epsilon of a vision layer", "vision.layer.03", _norm_epsilon, changes_ids=False),
+    Fault("full layer 7 windowed", "vision.layer.07", _full_layer_windowed),
+    Fault("one head of vision layer 13 zeroed", "vision.layer.13", _head_zeroed),
+    Fault("window order not undone", "vision.tail", _window_order_not_undone),
+    Fault("merger output doubled", "vision.tail", _merger_doubled),
+    Fault("decoder layers 10 and 11 swapped", "llm.layer.10.prefill", _layers_swapped),
+    Fault(
+        "gate_proj and up_proj swapped",
+        "llm.layer.12.prefill",
+        _swap(
+            ("youtu_vl/llm.layer.12.prefill", "youtu_vl/llm.layer.12.dattn"),
+            "mlp.gate_proj.weight",
+            "mlp.up_proj.weight",
+        ),
+    ),
+    Fault("o_proj transposed", "llm.layer.20.prefill", _o_proj_transposed),
+    Fault("decode position + 1", "llm.layer.00.dqkv", _decode_position_plus_one),
+    Fault("cache row lost", "llm.layer.00.dattn", _cache_row_lost),
+    Fault("final norm without its weight", "head.logits", _final_norm_without_weight),
+    Fault("second best id chosen", "sampling.ids", _second_best),
+)

@@ -1,0 +1,231 @@
+"""pytest hooks of the parity suite: options, one test per (graph, precision, case), records, the summary.
+
+Hooks delegate; what they work on stands in `Session`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UnjudgedError
+from harness.isolation import CrashedError
+from harness.records import Record, RecordWriter, Where, clear_records, read_records
+from harness.summary import summary
+from parity import checks
+from parity.checks import PRECISION, Subject
+from parity.runners import Port
+from parity.workspace import Choice, Workspace, case_names, home, shape_cases
+from references import MODELS
+from runtime.errors import InputError
+
+RED = (UnjudgedError, InputError, CrashedError)
+
+
+class Session:
+    """What one pytest process works on: a workspace per model, one subject at a time, its records."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self._subject: tuple[tuple[str, str], Subject] | None = None
+        self._ports: dict[str, Port] = {}
+        self.records = RecordWriter(
+            records_folder(), getattr(config, "workerinput", {}).get("workerid", "main")
+        )
+
+    @cached_property
+    def workspaces(self) -> dict[str, Workspace]:
+        """The chosen models."""
+        option = self.config.getoption
+        models = option("--model") or MODELS
+        checkpoint = option("--checkpoint")
+        return {
+            model: Workspace(
+                Choice(
+                    model,
+                    profile=option("--profile"),
+                    checkpoint=Path(checkpoint) if checkpoint else None,
+                    cases=tuple(option("--case") or ()),
+                    build=not option("--no-build"),
+                )
+            )
+            for model in models
+        }
+
+    def port(self, model: str) -> Port:
+        """The port of a model, its child process shared by all tests of this worker."""
+        if model not in self._ports:
+            self._ports[model] = Port(self.workspaces[model])
+        return self._ports[model]
+
+    def subject(self, model: str, case: str) -> Subject:
+        """The subject of a case; only the last one is kept."""
+        if self._subject is None or self._subject[0] != (model, case):
+            workspace = self.workspaces[model]
+            self._subject = None
+            port = self.port(model)
+            made = Subject(
+                model,
+                workspace.dump(case),
+                workspace.cases.get(case),
+                workspace.graphs,
+                pipeline=port.pipeline,
+                runner=port.runner,
+                generate=port.generate,
+                frame_tokens=workspace.description.frame_tokens,
+            )
+            self._subject = (model, case), made
+        return self._subject[1]
+
+    def close(self) -> None:
+        """End all child processes."""
+        for port in self._ports.values():
+            port.close()
+
+
+SESSION = pytest.StashKey[Session]()
+
+
+class Judge:
+    """Writes the records of a test's claims, and fails the test with the texts of those that are red."""
+
+    def __init__(self, records: RecordWriter, node_id: str) -> None:
+        self._records, self._rerun = records, f"pytest '{node_id}'"
+
+    def __call__(self, name: str, case: str, claims: Mapping[str, Callable[[], Sequence[Record]]]) -> None:
+        """Judge claims by mode; a claim that cannot be computed is red too."""
+        red = []
+        for mode, claim in claims.items():
+            try:
+                records = claim()
+            except RED as error:
+                where = Where(name, "-", case, mode, PRECISION)
+                detail = f"{name} could not be judged {where.setting}: {error}\n  rerun: {self._rerun}"
+                records = [Record(where, "unjudged", detail=detail, rerun=self._rerun)]
+            for record in records:
+                self._records.write(record)
+            red += [record.detail for record in records if record.verdict != "equal"]
+        if red:
+            pytest.fail("\n\n".join(red), pytrace=False)
+
+
+def records_folder() -> Path:
+    """Where the records of the last run are."""
+    return home() / "records"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that choose what is judged."""
+    group = parser.getgroup("parity")
+    group.addoption("--model", action="append", metavar="NAME", help="model to judge (default: all)")
+    group.addoption(
+        "--profile", default="tiny", metavar="NAME", help="synthetic checkpoint: tiny or full (default: tiny)"
+    )
+    group.addoption(
+        "--checkpoint", metavar="DIR", help="judge this checkpoint folder instead of a synthetic one"
+    )
+    group.addoption(
+        "--case", action="append", metavar="NAME", help="case to judge; may be given several times"
+    )
+    group.addoption(
+        "--no-build", action="store_true", help="fail where a dump or graph is missing instead of making it"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One session per process; the records of the run before are dropped once, by the first process."""
+    if not hasattr(config, "workerinput"):
+        clear_records(records_folder())
+    config.stash[SESSION] = Session(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """No child outlives the run."""
+    config.stash[SESSION].close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Graph tests and stage tests: ids are `<id>-<precision>-<case>`."""
+    session = metafunc.config.stash[SESSION]
+    for fixture, rows in (("graph_case", _graph_cases), ("stage_case", _stage_cases)):
+        if fixture in metafunc.fixturenames:
+            try:
+                found = list(rows(session))
+            except UnjudgedError as error:
+                raise pytest.UsageError(str(error)) from error
+            metafunc.parametrize(
+                fixture, found, ids=[f"{name}-{PRECISION}-{case}" for _, name, case in found]
+            )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one case go to one worker: it runs the pipeline once for all of them."""
+    from parity.scheduling import CaseScheduling
+
+    return CaseScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What was judged, how far off it was, and what to type next."""
+    found = read_records(records_folder())
+    if not found.records:
+        return
+    seen = {record.where.id for record in found.records}
+    session = config.stash[SESSION]
+    order = [name for name in pipeline_order(session.workspaces.values()) if name in seen]
+    terminalreporter.section("parity")
+    for line in summary(
+        found.records,
+        order,
+        rerun=lambda name: f"pytest -k '{name}'",
+        rerun_all="python -m parity run",
+        when_green="git commit",
+        graphs=[
+            name
+            for name in order
+            if any(name in workspace.graphs for workspace in session.workspaces.values())
+        ],
+        unreadable=found.unreadable,
+    ):
+        terminalreporter.write_line(line)
+
+
+def pipeline_order(workspaces: Any) -> list[str]:
+    """Every id in the order of the pipeline: stages before the graphs, graphs, stages after."""
+    order = []
+    for workspace in workspaces:
+        before, after = checks.around_graphs()
+        order += [f"{workspace.model}/{name}" for name in before]
+        order += list(workspace.graphs)
+        order += [f"{workspace.model}/{name}" for name in after]
+    return order
+
+
+def _graph_cases(session: Session) -> Iterator[tuple[Workspace, str, str]]:
+    for workspace in session.workspaces.values():
+        for case in case_names(workspace):
+            pictures = case in shape_cases() or bool(workspace.cases[case].pictures)
+            for graph in workspace.graphs.values():
+                if checks.needs(graph, pictures):
+                    yield workspace, graph.id, case
+
+
+def _stage_cases(session: Session) -> Iterator[tuple[Workspace, str, str]]:
+    for workspace in session.workspaces.values():
+        for case in workspace.cases.values():
+            for name in checks.stages(bool(case.pictures)):
+                yield workspace, f"{workspace.model}/{name}", case.name
+
+
+@pytest.fixture
+def judge(request: pytest.FixtureRequest) -> Judge:
+    """Judges claims and keeps their records."""
+    return Judge(request.config.stash[SESSION].records, request.node.nodeid)
+
+
+@pytest.fixture
+def session(request: pytest.FixtureRequest) -> Session:
+    """What this process works on."""
+    return request.config.stash[SESSION]

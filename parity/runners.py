@@ -1,0 +1,63 @@
+"""How tests run graphs: each from the store, built when first asked for, in a child process."""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.isolation import CrashedError, Isolated
+from parity import server
+from parity.workspace import Workspace
+from runtime.graphs import Arrays, Manifest
+
+
+class StoreRunner:
+    """Runs the graphs of a workspace; only those that are asked for are exported."""
+
+    def __init__(self, workspace: Workspace, child: Isolated) -> None:
+        self.workspace, self.child = workspace, child
+        self._graphs: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
+        """Outputs by port name. Raises CrashedError naming the graph when it kills the child."""
+        if graph_id not in self._graphs:
+            exporter = self.workspace.exporter
+            folder = exporter.graph(graph_id)
+            self._graphs[graph_id] = str(folder), exporter.entry(exporter.graphs[graph_id])
+        try:
+            outputs: Arrays = self.child.call("run", *self._graphs[graph_id], dict(inputs))
+        except CrashedError as error:
+            raise CrashedError(graph_id, error.how) from error
+        return outputs
+
+
+class Port:
+    """The port of a workspace: its runner, its pipeline over that runner, and whole generations in the child."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.child = server.start()
+        self.runner = StoreRunner(workspace, self.child)
+
+    @cached_property
+    def pipeline(self) -> Any:
+        """The runtime's pipeline, its graphs run one by one through the store."""
+        import importlib
+
+        folder = self.workspace.exporter.base()
+        table = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["table"]
+        manifest = Manifest(folder, self.workspace.model, self.workspace.fingerprint, {}, {}, table)
+        return importlib.import_module(f"runtime.{self.workspace.model}").Pipeline(manifest, self.runner)
+
+    def generate(self, pictures: list[NDArray[np.uint8]], prompt: str, count: int) -> list[Any]:
+        """Tokens of the pipeline over the exported model folder, all of it in the child."""
+        folder = self.workspace.exporter.model_folder()
+        tokens: list[Any] = self.child.call("generate", str(folder), pictures, prompt, count)
+        return tokens
+
+    def close(self) -> None:
+        """End the child."""
+        self.child.close()

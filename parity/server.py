@@ -1,0 +1,49 @@
+"""What runs in the child process: ncnn graphs, one by one or as the whole pipeline. A crash ends only the child."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.isolation import Isolated
+from runtime.graphs import Arrays, Manifest, NcnnRunner, read_graph
+
+SECONDS = 600.0
+
+
+class Server:
+    """Runs graphs from their folders in the store, and whole generations from a model folder."""
+
+    def __init__(self) -> None:
+        self._runners: dict[str, NcnnRunner] = {}
+        self._pipelines: dict[str, Any] = {}
+
+    def run(self, folder: str, entry: Mapping[str, Any], inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
+        """Outputs of the one graph that `entry` describes."""
+        runner = self._runners.get(folder)
+        if runner is None:
+            graph = read_graph(entry)
+            runner = NcnnRunner(Manifest(Path(folder), "", "", {graph.id: graph}, {}, {}))
+            self._runners[folder] = runner
+        return runner.run(entry["id"], inputs)
+
+    def generate(self, folder: str, pictures: list[NDArray[np.uint8]], prompt: str, count: int) -> list[Any]:
+        """Tokens of the whole pipeline over an exported model folder."""
+        if folder not in self._pipelines:
+            manifest = Manifest.read(Path(folder))
+            module = importlib.import_module(f"runtime.{manifest.model}")
+            self._pipelines[folder] = module.Pipeline(manifest, NcnnRunner(manifest))
+        return list(self._pipelines[folder].generate(pictures, prompt, count))
+
+
+def make() -> Server:
+    """The factory that `Isolated` calls in the child."""
+    return Server()
+
+
+def start() -> Isolated:
+    """A server in a child process of its own."""
+    return Isolated("parity.server:make", timeout_seconds=SECONDS)

@@ -1,0 +1,1 @@
+"""Tests of the tools around the claims, and the proofs that the claims can fail."""

@@ -1,0 +1,115 @@
+"""Proof: the end-to-end claim can fail, and a planted fault is named by its place."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.metrics import measure
+from harness.records import Record
+from parity import checks
+from parity.checks import LIMITS, Subject
+from parity.faults import FAULTS, Fault, Floats, Port, copy_model, edit_weights
+from parity.plugin import Session
+from parity.workspace import Workspace
+from runtime.graphs import Manifest, NcnnRunner
+from runtime.youtu_vl import Pipeline
+
+pytestmark = pytest.mark.proof
+
+MODEL, CASE = "youtu_vl", "square"
+STEPS = 4  # decoded tokens over which a perturbed graph must be seen
+
+
+def subject_of(workspace: Workspace, port: Port) -> Subject:
+    return Subject(
+        MODEL,
+        workspace.dump(CASE),
+        workspace.cases[CASE],
+        workspace.graphs,
+        pipeline=port.pipeline,
+        runner=port.runner,
+        generate=lambda pictures, prompt, count: list(port.pipeline.generate(pictures, prompt, count)),
+        frame_tokens=workspace.description.frame_tokens,
+    )
+
+
+def reds(subject: Subject) -> Iterator[Record]:
+    """The records that are not equal, in pipeline order; the first one names the place."""
+    before, after = checks.around_graphs()
+    for name in before:
+        yield from (record for record in subject.stage(name) if record.verdict != "equal")
+    for graph in subject.graphs.values():
+        records = subject.isolated(graph) + subject.chained(graph)
+        yield from (record for record in records if record.verdict != "equal")
+    for name in after:
+        yield from (record for record in subject.stage(name) if record.verdict != "equal")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name.replace(" ", "_") for fault in FAULTS])
+def test_fault_is_caught_and_named(fault: Fault, session: Session, tmp_path: Path) -> None:
+    workspace = session.workspaces[MODEL]
+    port = Port(workspace.exporter, tmp_path / "model")
+    fault.plant(port)
+    subject = subject_of(workspace, port)
+    red = next(reds(subject), None)
+    assert red is not None, f"{fault.name}: nothing is red"
+    assert red.where.id == f"{MODEL}/{fault.expected}"
+    assert fault.expected in red.detail.splitlines()[0]
+    if fault.changes_ids:
+        assert [token.id for token in subject.tokens] != subject.dump.values["ids"]
+
+
+def test_at_least_18_of_20_faults_change_the_ids() -> None:
+    """Which faults change them is judged fault by fault above; here only that enough of them do."""
+    assert len(FAULTS) >= 20
+    assert sum(fault.changes_ids for fault in FAULTS) >= len(FAULTS) - 2
+
+
+def test_ids_are_varied_and_depend_on_the_picture(session: Session) -> None:
+    workspace = session.workspaces[MODEL]
+    ids = {name: workspace.dump(name).values["ids"] for name in ("square", "banner", "tall")}
+    assert all(len(set(found)) >= 12 for found in ids.values())
+    assert len({tuple(found) for found in ids.values()}) == len(ids)  # one prompt, three pictures
+
+
+def perturb(weights: dict[str, Floats]) -> None:
+    """Change every weight by 1 % of its size, up or down at random."""
+    random = np.random.Generator(np.random.Philox(key=1))
+    for name, value in weights.items():
+        weights[name] = value * (1 + 0.01 * random.choice([-1, 1], value.shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("part", ["vision", "prefill", "dqkv", "dattn"])
+def test_logits_leave_their_limits_when_one_graph_is_perturbed(
+    part: str, session: Session, tmp_path: Path
+) -> None:
+    """Each graph of the part alone: 1 % of its weights' size is enough to be seen in the logits."""
+    workspace = session.workspaces[MODEL]
+    exporter, dump = workspace.exporter, workspace.dump("smallest")
+    limits = LIMITS.of(f"{MODEL}/decode.logits", "chained")
+    copy_model(exporter.model_folder(), tmp_path / "whole")
+    unseen = []
+    for graph_id in (name for name in workspace.graphs if part in name):
+        path = tmp_path / "whole" / f"{graph_id}.bin"
+        whole = path.read_bytes()
+        edit_weights(exporter, tmp_path / "whole", graph_id, perturb)
+        manifest = Manifest.read(tmp_path / "whole")
+        pipeline = Pipeline(manifest, NcnnRunner(manifest, verify=False), context=128)
+        logits = logits_over(pipeline, workspace.cases["smallest"], dump.values["ids"][:STEPS])
+        metrics = measure(logits, dump.tensors["logits"][: STEPS + 1])
+        if all(limit.keeps(metrics) for limit in limits.values()):
+            unseen.append(graph_id)
+        path.unlink()
+        path.write_bytes(whole)
+    assert not unseen
+
+
+def logits_over(pipeline: Pipeline, case: Any, ids: Sequence[int]) -> Floats:
+    """Logits after the prompt and after each of the given ids: (1 + ids, vocab)."""
+    pixels = pipeline.preprocess(case.images())
+    prompt = pipeline.prompt(case.prompt, [picture.grid for picture in pixels])
+    hidden = pipeline.prefill(pipeline.fuse(prompt.ids, pipeline.encode_images(pixels)))
+    return np.stack([pipeline.logits(hidden), *(pipeline.logits(pipeline.step(token)) for token in ids)])

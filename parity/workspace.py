@@ -1,0 +1,207 @@
+"""Where everything of one model and one checkpoint is: found, or built on demand into the store under `.parity/`."""
+
+import importlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from exporters.export import Exporter
+from harness.dumps import Dump, dump_paths, read_dump, write_dump
+from harness.errors import UnjudgedError
+from harness.graphs import Graph
+from harness.ids import suggest
+from harness.store import Store, atomic_write_text, key
+from references import MODELS
+
+ROOT = Path(__file__).parents[1]
+COMMITTED = ROOT / "references" / "dumps"
+LENGTHS = (1, 6, 13)  # shape cases: pairwise different, one of length 1, one no multiple of 2 or 4
+MADE_WITH = sorted((ROOT / "references").rglob("*.py"))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is judged: a model with a synthetic profile or a checkpoint folder, and which of its cases."""
+
+    model: str
+    profile: str = "tiny"
+    checkpoint: Path | None = None
+    cases: tuple[str, ...] = ()  # () means all of the tiny profile, the default case of any other checkpoint
+    build: bool = True
+    only: tuple[str, ...] = ("*",)  # of a synthetic checkpoint: globs on the tensors that it holds
+
+    def arguments(self) -> str:
+        """The same choice for a command line."""
+        source = f" --checkpoint {self.checkpoint}" if self.checkpoint else f" --profile {self.profile}"
+        return self.model + (source if source != " --profile tiny" else "")
+
+
+class Workspace:
+    """Finds or builds checkpoint, dumps and graphs of a choice. Raises UnjudgedError with the command to type."""
+
+    def __init__(self, choice: Choice) -> None:
+        if choice.model not in MODELS:
+            raise UnjudgedError(
+                f"model {choice.model} is unknown; did you mean {suggest(choice.model, MODELS)}?"
+            )
+        self.choice, self.model = choice, choice.model
+        self.description = importlib.import_module(f"references.{choice.model}")
+        if choice.checkpoint is None and choice.profile not in self.description.PROFILES:
+            profiles = self.description.PROFILES
+            raise UnjudgedError(
+                f"profile {choice.profile} is unknown; did you mean {suggest(choice.profile, profiles)}?"
+            )
+        self.store = Store(home() / "store", build=choice.build)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json of the checkpoint, without building one."""
+        if self.choice.checkpoint is None:
+            return dict(self.description.PROFILES[self.choice.profile])
+        path = self.choice.checkpoint / "config.json"
+        if not path.is_file():
+            raise UnjudgedError(
+                f"checkpoint {self.choice.checkpoint} has no config.json; pass the folder that holds it"
+            )
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UnjudgedError(f"{path} is not JSON ({error}); fetch the file again") from error
+        if not isinstance(found, dict):
+            raise UnjudgedError(f"{path} holds a JSON {type(found).__name__}, but should hold an object")
+        return found
+
+    @cached_property
+    def graphs(self) -> dict[str, Graph]:
+        """Every graph by id, in execution order."""
+        sizes = self.description.read_sizes(self.config, self.choice.checkpoint or Path(self.choice.profile))
+        return {graph.id: graph for graph in self.description.graphs(sizes)}
+
+    @cached_property
+    def cases(self) -> dict[str, Any]:
+        """The chosen cases by name; the first of the model is its default."""
+        known = {case.name: case for case in self.description.CASES}
+        everything = self.choice.checkpoint is None and self.choice.profile == "tiny"
+        names = self.choice.cases or (tuple(known) if everything else (next(iter(known)),))
+        for name in names:
+            if name not in known:
+                raise UnjudgedError(f"case {name} is unknown; did you mean {suggest(name, known)}?")
+        return {name: known[name] for name in names}
+
+    @cached_property
+    def checkpoint(self) -> Path:
+        """The checkpoint folder: the user's own, or the synthetic one."""
+        if self.choice.checkpoint is not None:
+            return self.choice.checkpoint
+        profile = self.choice.profile
+        name = _synthetic_key(self.model, profile, self.choice.only)
+
+        def build(folder: Path) -> None:
+            importlib.import_module(f"references.{self.model}.synthetic").write(folder, profile, only=self.choice.only)
+
+        command = f"python -m parity checkpoint {self.choice.arguments()}"
+        return self.store.get(
+            "checkpoint", name, build, name=f"{self.model} {profile} checkpoint", command=command
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the checkpoint's files; remembered as long as their sizes and times stay the same."""
+        _ = self.config  # tells a folder that is no checkpoint
+        files = sorted(path for path in self.checkpoint.iterdir() if path.is_file())
+        seen = key(files=[[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files])
+        remembered = home() / "fingerprints" / f"{seen}.txt"
+        if remembered.is_file():
+            return remembered.read_text(encoding="utf-8")
+        from references.checkpoint import Checkpoint
+
+        found = Checkpoint(self.checkpoint).fingerprint()
+        atomic_write_text(remembered, found)
+        return found
+
+    @cached_property
+    def exporter(self) -> Exporter:
+        """Exports this checkpoint."""
+        return Exporter(self.model, self.checkpoint, self.fingerprint, self.store)
+
+    def dump(self, name: str) -> Dump:
+        """The reference dump of a case or of a shape case `length_N`."""
+        if self.is_committed(name):
+            wanted = {"checkpoint": self.fingerprint, "case": self.cases[name].identity()}
+            command = f"python -m parity dumps {self.model} --commit"
+            return read_dump(COMMITTED / self.model, name, command=command, expect_provenance=wanted)
+        folder = self._dump_folder(name)
+        return read_dump(folder, name, command=f"python -m parity dumps {self.choice.arguments()}")
+
+    def has_dump(self, name: str) -> bool:
+        """Whether a dump is there already."""
+        return self.is_committed(name) or all(
+            path.is_file() for path in dump_paths(self._dump_path(name), name)
+        )
+
+    def is_committed(self, name: str) -> bool:
+        """Whether a case's dump stands in the repository: the default case of the tiny profile."""
+        default = next(iter(self.description.CASES)).name
+        return name == default and self.choice.checkpoint is None and self.choice.profile == "tiny"
+
+    def make_dump(self, name: str) -> Dump:
+        """Run the reference for a case, whatever is stored."""
+        from references import dumping
+
+        if name.startswith("length_"):
+            return dumping.build_shapes(self.model, self.checkpoint, int(name.removeprefix("length_")))
+        return dumping.build(self.model, self.checkpoint, self.cases[name])
+
+    def _dump_folder(self, name: str) -> Path:
+        command = f"python -m parity dumps {self.choice.arguments()}"
+        what = f"dump of case {name}"
+        return self.store.get(
+            "dump",
+            self._dump_key(name),
+            lambda folder: write_dump(folder, self.make_dump(name)),
+            name=what,
+            command=command,
+        )
+
+    def _dump_path(self, name: str) -> Path:
+        return self.store.root / "dump" / self._dump_key(name)
+
+    def _dump_key(self, name: str) -> str:
+        case = self.cases[name].identity() if name in self.cases else name
+        return key(
+            checkpoint=self.fingerprint, case=case, made_with=MADE_WITH, versions=self.exporter.versions
+        )
+
+
+def shape_cases() -> list[str]:
+    """Names of the shape cases."""
+    return [f"length_{length}" for length in LENGTHS]
+
+
+def home() -> Path:
+    """Where artefacts live: `.parity/` beside the code, or PARITY_HOME."""
+    return Path(os.environ.get("PARITY_HOME", ROOT / ".parity"))
+
+
+def tensor_name(graph: Graph, port: str) -> str:
+    """Name of a graph's output in a dump."""
+    return f"{graph.id.partition('/')[2]}.{port}"
+
+
+def case_names(workspace: Workspace) -> Iterable[str]:
+    """Every case with graphs: the chosen ones, then the shape cases."""
+    return [*workspace.cases, *shape_cases()]
+
+
+@lru_cache
+def _synthetic_key(model: str, profile: str, only: tuple[str, ...]) -> str:
+    folder = ROOT / "references"
+    made_with = [folder / "generator.py", folder / "checkpoint.py", *sorted((folder / model).glob("*"))]
+    return key(
+        profile=profile,
+        only=only, made_with=[path for path in made_with if path.suffix in (".py", ".json", ".jinja")]
+    )

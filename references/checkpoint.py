@@ -1,0 +1,216 @@
+"""Checkpoints in the Hugging Face folder layout: read one tensor at a time, and write shards of that layout.
+
+But: no remote code is run and no hub is asked; a folder on disk is all there is.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from harness.errors import UnjudgedError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+# A synthetic checkpoint may hold a part of the model: globs on the tensor names that it has.
+PARTIAL = "partial.json"
+EVERYTHING = ("*",)
+# The files beside the shards that a run depends on; the ones marked True must be there.
+SIDE_FILES = {
+    "config.json": True,
+    "tokenizer.json": True,
+    "preprocessor_config.json": False,
+    "generation_config.json": False,
+    "tokenizer_config.json": False,
+    "chat_template.json": False,
+    "chat_template.jinja": False,
+}
+_WIDENED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Checkpoint:
+    """One checkpoint folder. `expected` maps each tensor name that the model needs to its shape.
+
+    Raises UnjudgedError when a file or tensor is missing, truncated, of another shape, or not finite.
+    """
+
+    def __init__(self, folder: Path, expected: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        self.folder = folder
+        if not folder.is_dir():
+            raise UnjudgedError(
+                f"checkpoint folder {folder} does not exist; "
+                "pass CHECKPOINT=DIR with a folder that holds config.json"
+            )
+        for name, needed in SIDE_FILES.items():
+            if needed and not (folder / name).is_file():
+                raise UnjudgedError(
+                    f"checkpoint {folder} has no {name}; copy it from the model's own repository"
+                )
+        self.config = self.json("config.json")
+        self._shard_of = self._index()
+        if expected is not None:
+            self._check(expected)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Content of one of the JSON files; empty when an optional one is absent."""
+        path = self.folder / name
+        if not path.is_file():
+            return {}
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UnjudgedError(f"{path} is not JSON ({error}); fetch the file again") from error
+        if not isinstance(value, dict):
+            raise UnjudgedError(
+                f"{path} holds a JSON {type(value).__name__}, but should hold an object; fetch the file again"
+            )
+        return value
+
+    def names(self) -> list[str]:
+        """Names of all stored tensors, sorted."""
+        return sorted(self._shard_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shard_of
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor, widened to float32. Raises UnjudgedError when it is missing or not finite."""
+        if name not in self._shard_of:
+            raise UnjudgedError(
+                f"{self.folder}: tensor {name} is in no shard; the checkpoint is incomplete, fetch it again"
+            )
+        path = self._shard_of[name]
+        with self._open(path) as shard:
+            if name not in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
+                raise UnjudgedError(_misplaced(path, name))
+            value = shard.get_tensor(name)
+        if value.dtype not in _WIDENED:
+            raise UnjudgedError(
+                f"{path}: tensor {name} has dtype {value.dtype}, but should be bfloat16, float16 or float32; "
+                "convert the checkpoint"
+            )
+        value = value.float()
+        if not torch.isfinite(value).all():
+            bad = int((~torch.isfinite(value)).sum())
+            raise UnjudgedError(
+                f"{path}: tensor {name} holds {bad} NaN or Inf; the file is damaged, fetch it again"
+            )
+        return value
+
+    def shards(self) -> list[Path]:
+        """The shard files, sorted."""
+        return sorted(set(self._shard_of.values()))
+
+    def side_files(self) -> list[Path]:
+        """The files beside the shards that are there."""
+        return [self.folder / name for name in SIDE_FILES if (self.folder / name).is_file()]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all files that a run depends on."""
+        total = hashlib.sha256()
+        for path in [*self.side_files(), *self.shards()]:
+            with path.open("rb") as file:
+                total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        return total.hexdigest()
+
+    def _index(self) -> dict[str, Path]:
+        if (self.folder / INDEX).is_file():
+            index = self.json(INDEX).get("weight_map")
+            if not isinstance(index, dict) or not index:
+                raise UnjudgedError(f"{self.folder / INDEX} has no weight_map; fetch the file again")
+            shard_of = {name: self.folder / file for name, file in index.items()}
+        elif (self.folder / SINGLE).is_file():
+            with self._open(self.folder / SINGLE) as shard:
+                shard_of = dict.fromkeys(shard.keys(), self.folder / SINGLE)
+        else:
+            raise UnjudgedError(
+                f"checkpoint {self.folder} has neither {INDEX} nor {SINGLE}; fetch the weights"
+            )
+        for path in sorted(set(shard_of.values())):
+            if not path.is_file():
+                raise UnjudgedError(f"checkpoint shard {path} is missing; {INDEX} names it, fetch it again")
+        return shard_of
+
+    def _check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        missing = [name for name in expected if name not in self._shard_of]
+        if missing:
+            raise UnjudgedError(
+                f"{self.folder}: {len(missing)} of {len(expected)} tensors are in no shard, "
+                f"first {missing[0]}; the checkpoint is incomplete or of another model, fetch it again"
+            )
+        by_shard: dict[Path, dict[str, tuple[int, ...]]] = {}
+        for name, shape in expected.items():
+            by_shard.setdefault(self._shard_of[name], {})[name] = shape
+        for path, shapes in by_shard.items():
+            with self._open(path) as shard:
+                _check_shard(path, shard, shapes)
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise UnjudgedError(
+                f"checkpoint shard {path} cannot be read ({error}); "
+                "it is truncated or damaged, fetch it again"
+            ) from error
+
+
+def _check_shard(path: Path, shard: Any, expected: Mapping[str, tuple[int, ...]]) -> None:
+    stored = set(shard.keys())
+    for name, wanted in expected.items():
+        if name not in stored:
+            raise UnjudgedError(_misplaced(path, name))
+        shape = tuple(shard.get_slice(name).get_shape())
+        if shape != wanted:
+            raise UnjudgedError(
+                f"{path}: tensor {name} has shape {shape}, but should be {wanted} by config.json; "
+                "the two are of different models, fetch both again"
+            )
+
+
+def _misplaced(path: Path, name: str) -> str:
+    return f"{path}: tensor {name} is not in the shard that {INDEX} names; fetch the file again"
+
+
+def write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, shard_bytes: int) -> None:
+    """Write named tensors as numbered safetensors shards and their index, at most one shard in memory."""
+    weight_map: dict[str, str] = {}
+    total = 0
+    parts = list(_write_parts(folder, tensors, shard_bytes))
+    for number, (path, names, size) in enumerate(parts, 1):
+        final = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        path.replace(folder / final)
+        weight_map |= dict.fromkeys(names, final)
+        total += size
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(folder / INDEX, index)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON as the hub's own tools do: two spaces, a newline at the end."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+
+
+def _write_parts(
+    folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], shard_bytes: int
+) -> Iterator[tuple[Path, list[str], int]]:
+    shard: dict[str, torch.Tensor] = {}
+    size = number = 0
+    for name, value in tensors:
+        if shard and size + value.nbytes > shard_bytes:
+            yield _write_part(folder, number, shard), list(shard), size
+            shard, size, number = {}, 0, number + 1
+        shard[name] = value
+        size += value.nbytes
+    yield _write_part(folder, number, shard), list(shard), size
+
+
+def _write_part(folder: Path, number: int, shard: dict[str, torch.Tensor]) -> Path:
+    path = folder / f"part-{number}.safetensors"
+    save_file(shard, path, metadata={"format": "pt"})
+    return path

@@ -1,0 +1,1 @@
+"""The port: numpy and ncnn only. Runs where neither torch nor transformers is installed."""

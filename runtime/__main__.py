@@ -1,0 +1,113 @@
+"""`python -m runtime MODEL`: picture and prompt in, text out. Needs numpy, ncnn, Pillow and jinja2 only."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import InputError
+from runtime.graphs import MODES, Manifest, NcnnRunner
+from runtime.image import load_image
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code: 0 answered, 1 nobody reads, 2 could not answer (told on standard error), 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        _answer(options)
+    except BrokenPipeError:
+        # as in `| head -1`; the interpreter would fail once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("error: out of memory; pass a smaller --context or --mode streaming", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _answer(options: argparse.Namespace) -> None:
+    pictures = [load_image(path) for path in options.image]
+    manifest = Manifest.read(options.model)
+    if manifest.model != options.name:
+        raise InputError(
+            f"{options.model} holds {manifest.model}, but {options.name} was asked for; "
+            f"run: python -m runtime {manifest.model} --model {options.model}"
+        )
+    make = _pipeline_of(manifest.model)
+    runner = NcnnRunner(manifest, mode=options.mode, threads=options.threads, finite=True)
+    pipeline = make(manifest, runner, context=options.context)
+    ids, text = [], ""
+    for token in pipeline.generate(pictures, options.prompt, options.new_tokens):
+        ids.append(token.id)
+        text += token.text
+        if not (options.json or options.ids):
+            print(token.text, end="", flush=True)
+    print(_result(options, ids, text), flush=True)
+
+
+def _pipeline_of(model: str) -> Any:
+    known = model.isidentifier() and importlib.util.find_spec(f"runtime.{model}") is not None
+    make = getattr(importlib.import_module(f"runtime.{model}"), "Pipeline", None) if known else None
+    if make is None:
+        raise InputError(
+            f"model {model} is unknown: runtime/{model}.py with its Pipeline is missing; write it"
+        )
+    return make
+
+
+def _result(options: argparse.Namespace, ids: list[int], text: str) -> str:
+    if options.json:
+        return json.dumps({"ids": ids, "text": text}, ensure_ascii=False)
+    return " ".join(map(str, ids)) if options.ids else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m runtime", description=__doc__)
+    add = parser.add_argument
+    add("name", metavar="MODEL", help="name of the model, such as youtu_vl")
+    add(
+        "--model", type=Path, required=True, metavar="DIR", help="folder that `python -m parity export` wrote"
+    )
+    add("--image", action="append", default=[], metavar="FILE", help="a picture; may be given several times")
+    add("--prompt", default="", help="what to ask")
+    add(
+        "-n",
+        "--new-tokens",
+        type=_count,
+        default=64,
+        metavar="N",
+        help="most tokens to generate (default 64)",
+    )
+    add("--context", type=_count, default=4096, metavar="N", help="most tokens of prompt and answer (4096)")
+    add("--mode", choices=MODES, default="resident", help="keep all graphs in memory, or one at a time")
+    add("--threads", type=_count, default=2, metavar="N", help="threads of a graph (default 2)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--ids", action="store_true", help="print token ids instead of text")
+    output.add_argument("--json", action="store_true", help="print one JSON object with ids and text")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, 1 or more")
+    return int(text)
+
+
+def _use_utf8(stream: Any) -> None:
+    # a pipe on Windows would otherwise take the system's code page
+    stream.reconfigure(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _use_utf8(sys.stdout)
+    sys.exit(main())

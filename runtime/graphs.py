@@ -1,0 +1,255 @@
+"""Exported graphs: the manifest that lists them, and the one place where ncnn loads and runs them.
+
+Two weight modes: `streaming` holds one graph in memory, `resident` keeps every graph that was used.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ncnn
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import InputError
+from runtime.mat import from_mat, to_mat
+
+Arrays = dict[str, NDArray[np.float32]]
+
+MODES = ("resident", "streaming")
+# Everything that would round or replace fp32 arithmetic. Names vary between releases: each must exist.
+OFF_IN_FP32 = (
+    "use_fp16_packed",
+    "use_fp16_storage",
+    "use_fp16_arithmetic",
+    "use_bf16_packed",
+    "use_bf16_storage",
+    "use_int8_inference",
+    "use_int8_packed",
+    "use_int8_storage",
+    "use_int8_arithmetic",
+    "use_vulkan_compute",
+)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: its name, and per axis a size or the name of one."""
+
+    name: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph of the manifest."""
+
+    id: str
+    param: str
+    bin: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    sha256: Mapping[str, str]  # of both files, by name
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an exported model folder holds."""
+
+    folder: Path
+    model: str
+    checkpoint: str  # hash of the checkpoint that it was exported from
+    graphs: Mapping[str, Graph]
+    files: Mapping[str, str]  # all files but the graphs': name -> sha256
+    table: Mapping[str, Any]  # embedding and head: file, dtype, shape
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Read manifest.json. Raises InputError naming the file when it is missing or broken."""
+        path = folder / "manifest.json"
+        if not path.is_file():
+            raise InputError(f"{path} is missing; is {folder} a folder that `python -m parity export` wrote?")
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            graphs = {entry["id"]: read_graph(entry) for entry in data["graphs"]}
+            return cls(folder, data["model"], data["checkpoint"], graphs, data["files"], data["table"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path} is no manifest of an exported model ({type(error).__name__}: {error}); "
+                "export the model again"
+            ) from error
+
+    def check_files(self) -> None:
+        """Compare the files beside the graphs with the manifest; InputError names one that differs."""
+        for name, wanted in self.files.items():
+            _check_file(self.folder / name, wanted, "the model")
+
+
+class Runner(Protocol):
+    """Runs graphs by id."""
+
+    def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
+        """Outputs by port name."""
+
+
+class NcnnRunner:
+    """Runs the graphs of an exported model folder in this process.
+
+    verify: compare each file with the manifest's hash once; a graph's files when it is first loaded.
+    finite: refuse outputs that hold NaN or Inf; ncnn's softmax and clip turn NaN into numbers further down.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        mode: str = "resident",
+        threads: int = 1,
+        verify: bool = True,
+        finite: bool = False,
+    ) -> None:
+        if mode not in MODES:
+            raise InputError(f"weight mode is {mode!r}, but should be one of {', '.join(MODES)}")
+        if verify:
+            manifest.check_files()
+        self.manifest, self.mode, self.threads, self.finite = manifest, mode, threads, finite
+        self._nets: dict[str, ncnn.Net] = {}
+        self._unverified = set(manifest.graphs) if verify else set()
+
+    def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
+        """Outputs by port name. Raises InputError on inputs of another shape and on every ncnn error code."""
+        graph = self.manifest.graphs.get(graph_id)
+        if graph is None:
+            raise InputError(
+                f"graph {graph_id} is not in {self.manifest.folder / 'manifest.json'}; export the model again"
+            )
+        check_inputs(graph, inputs)
+        net = self._net(graph)
+        extractor = net.create_extractor()
+        # Mats stay named until the run is over: the extractor does not keep them alive.
+        mats = [_input_mat(graph, port, inputs[port.name]) for port in graph.inputs]
+        for number, (port, mat) in enumerate(zip(graph.inputs, mats, strict=True)):
+            code = extractor.input(f"in{number}", mat)
+            _checked(code, f"{graph_id}: ncnn refused input {port.name}")
+        outputs = {port.name: _extract(extractor, n, graph, port) for n, port in enumerate(graph.outputs)}
+        if self.finite:
+            _check_finite(graph, outputs)
+        return outputs
+
+    def _net(self, graph: Graph) -> ncnn.Net:
+        net = self._nets.get(graph.id)
+        if net is None:
+            if self.mode == "streaming":
+                self._nets.clear()
+            verify = graph.id in self._unverified
+            net = load_net(self.manifest.folder, graph, threads=self.threads, verify=verify)
+            self._nets[graph.id] = net
+            self._unverified.discard(graph.id)
+        return net
+
+
+def load_net(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.Net:
+    """Load one graph for fp32 arithmetic. Raises InputError when a file is missing, altered or refused."""
+    for name in (graph.param, graph.bin):
+        _check_file(folder / name, graph.sha256[name] if verify else None, graph.id)
+    param, weights = folder / graph.param, folder / graph.bin
+    net = ncnn.Net()
+    set_fp32_options(net.opt, threads)
+    _checked(net.load_param(str(param)), f"{graph.id}: ncnn cannot load {param}; export the model again")
+    _checked(net.load_model(str(weights)), f"{graph.id}: ncnn cannot load {weights}; export the model again")
+    _check_names(graph, "in", net.input_names(), graph.inputs)
+    _check_names(graph, "out", net.output_names(), graph.outputs)
+    return net
+
+
+def set_fp32_options(option: Any, threads: int) -> None:
+    """Switch off everything but fp32 arithmetic. Raises InputError when this ncnn lacks a switch."""
+    for name in OFF_IN_FP32:
+        if not hasattr(option, name):
+            raise InputError(f"this ncnn has no option {name}; install the release that pyproject.toml pins")
+        setattr(option, name, False)
+    option.num_threads = threads
+
+
+def check_inputs(graph: Graph, inputs: Mapping[str, NDArray[np.float32]]) -> None:
+    """Compare inputs with the graph's ports. Raises InputError naming the first that does not fit."""
+    wanted = [port.name for port in graph.inputs]
+    if sorted(inputs) != sorted(wanted):
+        raise InputError(f"{graph.id} was given the inputs {sorted(inputs)}, but takes {wanted}")
+    lengths: dict[str, int] = {}
+    for port in graph.inputs:
+        shape = inputs[port.name].shape
+        if len(shape) != len(port.shape) or not all(map(_fits, port.shape, shape, [lengths] * len(shape))):
+            known = "".join(f" {name}={length}" for name, length in lengths.items())
+            raise InputError(
+                f"{graph.id} input {port.name} has shape {shape}, but should be {port.shape}{known}"
+            )
+
+
+def _fits(dim: int | str, size: int, lengths: dict[str, int]) -> bool:
+    if isinstance(dim, int):
+        return dim == size
+    factor, _, name = dim.rpartition("*")
+    length, rest = divmod(size, int(factor or 1))
+    return rest == 0 and lengths.setdefault(name, length) == length
+
+
+def read_graph(entry: Mapping[str, Any]) -> Graph:
+    """A graph's entry of the manifest."""
+    inputs, outputs = (
+        tuple(Port(p["name"], tuple(p["shape"])) for p in entry[key]) for key in ("inputs", "outputs")
+    )
+    sha256 = {name: str(entry["sha256"][name]) for name in (entry["param"], entry["bin"])}
+    return Graph(entry["id"], entry["param"], entry["bin"], inputs, outputs, sha256)
+
+
+def _input_mat(graph: Graph, port: Port, array: NDArray[np.float32]) -> ncnn.Mat:
+    return to_mat(array, rank=len(port.shape), where=f"{graph.id} input {port.name}")
+
+
+def _extract(extractor: Any, number: int, graph: Graph, port: Port) -> NDArray[np.float32]:
+    code, mat = extractor.extract(f"out{number}")
+    _checked(code, f"{graph.id}: ncnn could not compute output {port.name}")
+    return from_mat(mat, rank=len(port.shape), where=f"{graph.id} output {port.name}")
+
+
+def _check_finite(graph: Graph, outputs: Arrays) -> None:
+    for name, array in outputs.items():
+        bad = array.size - int(np.isfinite(array).sum())
+        if bad:
+            model = graph.id.partition("/")[0]
+            raise InputError(
+                f"{graph.id} output {name} holds {bad} NaN or Inf; find the cause: "
+                f"python -m parity run {model}"
+            )
+
+
+def _check_names(graph: Graph, kind: str, names: Sequence[str], ports: Sequence[Port]) -> None:
+    wanted = [f"{kind}{number}" for number in range(len(ports))]
+    if sorted(names) != sorted(wanted):
+        raise InputError(
+            f"{graph.id}: the {kind}puts of {graph.param} are {sorted(names)}, but should be {wanted}; "
+            "export the model again"
+        )
+
+
+def _check_file(path: Path, sha256: str | None, what: str) -> None:
+    if not path.is_file():
+        raise InputError(f"{what}: {path} is missing; export the model again")
+    if sha256 is not None and _sha256(path) != sha256:
+        raise InputError(
+            f"{what}: {path} is not the file that manifest.json lists (other hash); export the model again"
+        )
+
+
+def _checked(code: int, message: str) -> None:
+    if code != 0:
+        raise InputError(f"{message} (code {code})")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
