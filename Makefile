@@ -24,7 +24,7 @@ parity: .venv/ready ## judge everything: make parity [MODEL=youtu_vl] [CHECKPOIN
 	$(RUN) parity run $(CHOICE)
 
 test: .venv/ready ## all tests: the harness's own, the parity suite, the proofs that it can fail
-	$(RUN) pytest -n 2 -q
+	$(RUN) pytest -n 2 -q -m ""
 
 export: .venv/ready ## export every graph and print the folder for the runtime: make export MODEL=youtu_vl
 	$(RUN) parity export $(MODEL) --profile $(PROFILE) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))

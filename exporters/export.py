@@ -39,9 +39,7 @@ class Exporter:
     arguments: what chooses this checkpoint on the command line, for messages.
     """
 
-    def __init__(
-        self, model: str, checkpoint: Path, fingerprint: str, store: Store, *, arguments: str = ""
-    ) -> None:
+    def __init__(self, model: str, checkpoint: Path, fingerprint: str, store: Store, *, arguments: str = "") -> None:
         self.model, self.checkpoint, self.fingerprint, self.store = model, checkpoint, fingerprint, store
         self.command = f"python -m parity export {arguments or f'{model} --checkpoint {checkpoint}'}"
         self.description = importlib.import_module(f"references.{model}")
@@ -86,9 +84,7 @@ class Exporter:
         """
         keys = [self.graph_key(graph) for graph in self.graphs.values()]
         name = key(graphs=keys, table=table, checkpoint=self.fingerprint)
-        return self._get(
-            "model", name, lambda folder: self._assemble(folder, table, each, verify), self.model, verify
-        )
+        return self._get("model", name, lambda folder: self._assemble(folder, table, each, verify), self.model, verify)
 
     def graph_key(self, graph: Graph) -> str:
         """Key of a graph: its structure, its checkpoint, its id, and the audit that it passed."""
@@ -107,9 +103,7 @@ class Exporter:
         """The rewritten layer of a structure, without the checkpoint's weights."""
         return self._rewrites[structure.name](self.sizes)
 
-    def _get(
-        self, kind: str, name: str, build: Callable[[Path], None], what: str, verify: bool = False
-    ) -> Path:
+    def _get(self, kind: str, name: str, build: Callable[[Path], None], what: str, verify: bool = False) -> Path:
         return self.store.get(kind, name, build, verify=verify, name=what, command=self.command)
 
     def _structure_key(self, structure: Structure) -> str:
@@ -171,11 +165,7 @@ class Exporter:
             layers = param.isolate_inputs(param.unique_names(param.parse(text)))
             entries = layout.learn(weights, param.blobs(layers), module)
         except (KeyError, ValueError, UnjudgedError) as error:
-            what = (
-                f"pnnx wrote a layer of type {error}, which is not known"
-                if type(error) is KeyError
-                else error
-            )
+            what = f"pnnx wrote a layer of type {error}, which is not known" if type(error) is KeyError else error
             raise UnjudgedError(
                 f"{structure.name}: {what}; rewrite {type(module).__name__} in {self._rewrite_file}"
             ) from error

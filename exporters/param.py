@@ -27,9 +27,7 @@ class Layer:
         try:
             return int(value)
         except ValueError as error:
-            raise ValueError(
-                f"layer {self.name} has {key}={value}, but should have a whole number"
-            ) from error
+            raise ValueError(f"layer {self.name} has {key}={value}, but should have a whole number") from error
 
     def __str__(self) -> str:
         blobs = " ".join((*self.inputs, *self.outputs))

@@ -141,9 +141,7 @@ class LatentProjection(nn.Module):
         self.kv_b_proj = nn.Linear(text.kv_lora_rank, count * (nope + text.v_head_dim), bias=False)
         deinterleave = deinterleave_matrix(rope)
         self.register_buffer("deinterleave", deinterleave, persistent=False)
-        self.register_buffer(
-            "deinterleave_rotate_half", deinterleave @ rotate_half_matrix(rope), persistent=False
-        )
+        self.register_buffer("deinterleave_rotate_half", deinterleave @ rotate_half_matrix(rope), persistent=False)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(1, heads, T, rope) in pairs -> same shape in halves."""
@@ -219,9 +217,7 @@ class Prefill(nn.Module):
         self.post_attention_layernorm = RMSNorm(sizes.text.hidden_size, sizes.text.rms_norm_eps)
         self.mlp = TextMLP(sizes.text)
 
-    def forward(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(1, T, C), (1, 1, T, rope) twice, (1, 1, T, T) -> hidden, key, value."""
         query, key, value = self.self_attn(self.input_layernorm(hidden), cos, sin)
         hidden = hidden + self.self_attn.o_proj(attend(self.text, query, key, value, mask))

@@ -59,9 +59,7 @@ def write_dump(folder: Path, dump: Dump) -> None:
     atomic_write_text(manifest_path, text + "\n")
 
 
-def read_dump(
-    folder: Path, case: str, *, command: str, expect_provenance: Mapping[str, Any] | None = None
-) -> Dump:
+def read_dump(folder: Path, case: str, *, command: str, expect_provenance: Mapping[str, Any] | None = None) -> Dump:
     """Read a case and check it; command is what to type when it is not there or not good."""
     tensors_path, manifest_path = dump_paths(folder, case)
     for path in (manifest_path, tensors_path):
@@ -94,9 +92,7 @@ def _check_provenance(path: Path, stored: Mapping[str, Any], wanted: Mapping[str
 def _tensors(path: Path, manifest: Mapping[str, Any], command: str) -> dict[str, Tensor]:
     size = path.stat().st_size
     if size != manifest["bytes"]:
-        raise UnjudgedError(
-            f"{path} has bytes={size}, but should be {manifest['bytes']}; write it again: {command}"
-        )
+        raise UnjudgedError(f"{path} has bytes={size}, but should be {manifest['bytes']}; write it again: {command}")
     if file_sha256(path) != manifest["sha256"]:
         raise UnjudgedError(f"{path} does not have the hash in its manifest; write it again: {command}")
     tensors: dict[str, Tensor] = safetensors.numpy.load_file(path)
@@ -106,6 +102,4 @@ def _tensors(path: Path, manifest: Mapping[str, Any], command: str) -> dict[str,
 
 
 def _index(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {
-        name: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)} for name, tensor in tensors.items()
-    }
+    return {name: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)} for name, tensor in tensors.items()}

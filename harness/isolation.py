@@ -46,9 +46,7 @@ class Isolated:
     The child starts with the first call, and again with the next call after it died.
     """
 
-    def __init__(
-        self, factory: str, *, args: tuple[Any, ...] = (), timeout_seconds: float | None = None
-    ) -> None:
+    def __init__(self, factory: str, *, args: tuple[Any, ...] = (), timeout_seconds: float | None = None) -> None:
         self._factory = factory
         self._args = args
         self._timeout = timeout_seconds
@@ -75,9 +73,7 @@ class Isolated:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
     def _start(self, where: str) -> None:

@@ -48,9 +48,7 @@ class Limit:
 
     def complaint(self, metrics: Metrics) -> str:
         """`rel_l2 3.1e-02, but should be <= 1e-03   (parity/limits.toml:14  */llm.layer.*.prefill)`."""
-        return (
-            f"{self._name} {self._digits(metrics)}, but should be {self._range}   ({self.line}  {self.glob})"
-        )
+        return f"{self._name} {self._digits(metrics)}, but should be {self._range}   ({self.line}  {self.glob})"
 
     def _admits(self, value: float) -> bool:
         if self.key in TARGETS:
@@ -107,9 +105,7 @@ class Limits:
         except (OSError, ValueError) as error:
             raise UnjudgedError(f"{source} cannot be read: {error}") from error
         if set(rows) != {"limits"} or not isinstance(rows["limits"], list):
-            raise UnjudgedError(
-                f"{source} has {sorted(rows)}, but should be [[limits]] rows and nothing else"
-            )
+            raise UnjudgedError(f"{source} has {sorted(rows)}, but should be [[limits]] rows and nothing else")
         lines = _row_lines(text)
         if len(lines) != len(rows["limits"]):
             raise UnjudgedError(f"{source}: each row should begin with [[limits]] on a line of its own")
@@ -119,9 +115,7 @@ class Limits:
         """Return the limits of an id in a mode, by key; an id that nobody limits cannot be judged."""
         matching = [row for row in self.rows if row.matches(name, mode)]
         if not matching:
-            raise UnjudgedError(
-                f"{self.source} has no row for {name} in mode {mode!r}: add one with a reason"
-            )
+            raise UnjudgedError(f"{self.source} has no row for {name} in mode {mode!r}: add one with a reason")
         return {limit.key: limit for row in matching for limit in row.limits}
 
     def unmatched(self, known: Iterable[str]) -> list[str]:
@@ -166,9 +160,7 @@ def _row(source: str, row: Mapping[str, object], lines: Mapping[str, int]) -> Ro
 def _word(row: Mapping[str, object], key: str, where: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise UnjudgedError(
-            f"{where}: {key}={value!r}, but should be a text: every row says ids, mode, reason"
-        )
+        raise UnjudgedError(f"{where}: {key}={value!r}, but should be a text: every row says ids, mode, reason")
     return value
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 
 def peak_memory_bytes() -> int:

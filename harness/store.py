@@ -139,9 +139,7 @@ def _fault(folder: Path, verify: bool) -> str:
     """What keeps the folder from counting as built; "" where nothing does."""
     try:
         files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-        return next(
-            (fault for name in files if (fault := _file_fault(folder, name, files[name], verify))), ""
-        )
+        return next((fault for name in files if (fault := _file_fault(folder, name, files[name], verify))), "")
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         return f"{missing} is missing" if folder.is_dir() else "not built"

@@ -20,13 +20,9 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 console = Console(stderr=True)
 CLAIMS = ("test_graphs.py", "test_stages.py")  # what a run judges of the chosen models and checkpoint
 
-ModelArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[MODEL]...", help="models (default: all)")
-]
+ModelArgument = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="models (default: all)")]
 Profile = Annotated[str, typer.Option(help="synthetic checkpoint: tiny or full")]
-CheckpointOption = Annotated[
-    Path | None, typer.Option(help="a Hugging Face folder of your own")
-]
+CheckpointOption = Annotated[Path | None, typer.Option(help="a Hugging Face folder of your own")]
 Case = Annotated[list[str] | None, typer.Option(help="case; may be given several times")]
 Workers = Annotated[int, typer.Option("--workers", "-j", min=1, help="processes")]
 
@@ -64,7 +60,8 @@ def run(
     order = pipeline_order(chosen)
     words = {0: "equal", 1: "different", 2: "could not be judged"}
     console.print(
-        f"parity: {words[code]} ({len(records.records)} comparisons over {len(order)} ids, {len(missing)} without a verdict)"
+        f"parity: {words[code]} ({len(records.records)} comparisons over {len(order)} ids, "
+        f"{len(missing)} without a verdict)"
     )
     raise typer.Exit(code)
 
@@ -80,13 +77,12 @@ def export(
     model: str,
     profile: Profile = "tiny",
     checkpoint: CheckpointOption = None,
-    table: Annotated[
-        str, typer.Option(help="numbers of the vocabulary table: float32 or float16")
-    ] = "float32",
+    table: Annotated[str, typer.Option(help="numbers of the vocabulary table: float32 or float16")] = "float32",
+    to: Annotated[Path | None, typer.Option(help="copy the model folder there")] = None,
 ) -> None:
     """Export every graph and print the model folder that `python -m runtime` reads."""
-    workspace = Workspace(Choice(model, profile, checkpoint))
-    print(building.export(workspace, console, table=table))
+    folder = building.export(Workspace(Choice(model, profile, checkpoint)), console, table=table)
+    print(building.copy_out(folder, to) if to else folder)
 
 
 @app.command()

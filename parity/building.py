@@ -1,5 +1,6 @@
 """Building ahead of the tests, with a progress display: checkpoint, export, dumps."""
 
+import shutil
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,9 +27,20 @@ def export(workspace: Workspace, console: Console, *, table: str = "float32") ->
         raise UnjudgedError(f"table is {table!r}, but should be one of {', '.join(TABLE_DTYPES)}")
     with _progress(console) as progress:
         task = progress.add_task(f"export {workspace.choice.arguments()}", total=len(workspace.graphs))
-        folder = workspace.exporter.model_folder(table=table, each=lambda graph_id: progress.advance(task))
+        folder = workspace.exporter.model_folder(table=table, each=lambda graph_id: progress.advance(task), verify=True)
         progress.update(task, completed=len(workspace.graphs))
     return folder
+
+
+def copy_out(folder: Path, target: Path) -> Path:
+    """Copy a model folder out of the store, whole or not at all. Raises UnjudgedError where something is there."""
+    if target.exists():
+        raise UnjudgedError(f"{target} is there already; remove it, or name another folder after --to")
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(folder, unfinished, ignore=shutil.ignore_patterns("complete.json"))
+    unfinished.replace(target)
+    return target
 
 
 def dumps(workspace: Workspace, console: Console, *, workers: int) -> None:

@@ -26,11 +26,15 @@ LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
 PRECISION = "fp32"
 
 
-class Recorder:
-    """A runner that keeps the first outputs of every graph, and the first failure."""
+class Reached(Exception):  # noqa: N818 - no error: the chain has come as far as anyone asks
+    """The last graph that is asked for has run."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+
+class Recorder:
+    """A runner that keeps the first outputs of every graph, and the first failure; it stops behind graph `last`."""
+
+    def __init__(self, runner: Runner, last: str | None) -> None:
+        self.runner, self.last = runner, last
         self.outputs: dict[str, Arrays] = {}
         self.failure: tuple[str, Exception] | None = None
 
@@ -42,6 +46,8 @@ class Recorder:
             self.failure = self.failure or (graph_id, error)
             raise
         self.outputs.setdefault(graph_id, outputs)
+        if graph_id == self.last:
+            raise Reached
         return outputs
 
 
@@ -57,6 +63,7 @@ class Subject:
     runner: Runner
     generate: Callable[[list[NDArray[np.uint8]], str, int], list[Any]]
     frame_tokens: Callable[[int], int]  # images -> tokens of the prompt that are neither image nor text
+    last: str | None = None  # the graph behind which a chained run may stop
 
     def rerun(self, name: str) -> str:
         """The command that judges an id again."""
@@ -71,17 +78,12 @@ class Subject:
     def isolated(self, graph: Graph) -> list[Record]:
         """The graph on the reference's own inputs."""
         outputs = self.runner.run(graph.id, inputs_of(graph, self.dump))
-        return [
-            self._compare(graph, port.name, outputs[port.name], "isolated")
-            for port in graph.structure.outputs
-        ]
+        return [self._compare(graph, port.name, outputs[port.name], "isolated") for port in graph.structure.outputs]
 
     def chained(self, graph: Graph) -> list[Record]:
         """The graph on the port's own inputs, all the way from the pictures."""
         outputs = self.chain.outputs(graph)
-        return [
-            self._compare(graph, port.name, outputs[port.name], "chained") for port in graph.structure.outputs
-        ]
+        return [self._compare(graph, port.name, outputs[port.name], "chained") for port in graph.structure.outputs]
 
     @cached_property
     def chain(self) -> "Chain":
@@ -155,7 +157,7 @@ class Chain:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.recorder = Recorder(subject.pipeline.runner)
+        self.recorder = Recorder(subject.pipeline.runner, subject.last)
         self._rows: NDArray[np.float32] | None = None
         self._done: set[str] = set()
 
@@ -181,6 +183,8 @@ class Chain:
         pipeline.runner = self.recorder
         try:
             getattr(self, f"_{tower}")()
+        except Reached:
+            pass
         except Exception:
             if self.recorder.failure is None:
                 raise
@@ -235,9 +239,7 @@ def _rotary(s: Subject, half: int) -> Pair:
     count = len(s.dump.values["prompt_ids"])
     name = ("cos", "sin")[half]
     table = s.pipeline.rotary(0, count + 1)[half]
-    return table, np.concatenate(
-        [s.dump.tensors[f"prefill.{name}"], s.dump.tensors[f"decode.{name}"]], axis=1
-    )
+    return table, np.concatenate([s.dump.tensors[f"prefill.{name}"], s.dump.tensors[f"decode.{name}"]], axis=1)
 
 
 def _prompt_length(s: Subject) -> Pair:

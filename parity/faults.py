@@ -62,9 +62,7 @@ def copy_model(source: Path, target: Path) -> None:
             link_or_copy(path, target / path.relative_to(source))
 
 
-def edit_weights(
-    exporter: Exporter, folder: Path, graph_id: str, change: Callable[[dict[str, Floats]], None]
-) -> None:
+def edit_weights(exporter: Exporter, folder: Path, graph_id: str, change: Callable[[dict[str, Floats]], None]) -> None:
     """Change the weights in a graph's bin by their names in the rewritten layer."""
     graph = exporter.graphs[graph_id]
     structure = exporter.structure(graph.structure)
@@ -294,12 +292,8 @@ FAULTS = (
     Fault("patch rows with channels first", "image.pixel_values", _pixels(_channels_first)),
     Fault("blue channel first", "image.pixel_values", _pixels(_blue_first)),
     Fault("default system prompt missing", "template.text", _after("prompt", _default_system_prompt_missing)),
-    Fault(
-        "inverse used as window order", "positions.window_order", _after("window_order", _inverse_as_order)
-    ),
-    Fault(
-        "h and w swapped in the vision rotary", "positions.vision_cos", _after("vision_tables", _swap_axes)
-    ),
+    Fault("inverse used as window order", "positions.window_order", _after("window_order", _inverse_as_order)),
+    Fault("h and w swapped in the vision rotary", "positions.vision_cos", _after("vision_tables", _swap_axes)),
     Fault("window layers see everything", "positions.window_mask", _after("vision_tables", _no_windows)),
     Fault("rotary base of the text", "positions.text_cos", _rotary_base),
     Fault("causal mask off by one", "positions.causal_mask", _after("causal_mask", _mask_off_by_one)),

@@ -31,9 +31,8 @@ class Session:
         self.config = config
         self._subject: tuple[tuple[str, str], Subject] | None = None
         self._ports: dict[str, Port] = {}
-        self.records = RecordWriter(
-            records_folder(), getattr(config, "workerinput", {}).get("workerid", "main")
-        )
+        self.last_graphs: dict[tuple[str, str], str] = {}  # (model, case) -> last selected graph in execution order
+        self.records = RecordWriter(records_folder(), getattr(config, "workerinput", {}).get("workerid", "main"))
 
     @cached_property
     def workspaces(self) -> dict[str, Workspace]:
@@ -75,6 +74,7 @@ class Session:
                 runner=port.runner,
                 generate=port.generate,
                 frame_tokens=workspace.description.frame_tokens,
+                last=self.last_graphs.get((model, case)),
             )
             self._subject = (model, case), made
         return self._subject[1]
@@ -123,12 +123,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--profile", default="tiny", metavar="NAME", help="synthetic checkpoint: tiny or full (default: tiny)"
     )
-    group.addoption(
-        "--checkpoint", metavar="DIR", help="judge this checkpoint folder instead of a synthetic one"
-    )
-    group.addoption(
-        "--case", action="append", metavar="NAME", help="case to judge; may be given several times"
-    )
+    group.addoption("--checkpoint", metavar="DIR", help="judge this checkpoint folder instead of a synthetic one")
+    group.addoption("--case", action="append", metavar="NAME", help="case to judge; may be given several times")
     group.addoption(
         "--no-build", action="store_true", help="fail where a dump or graph is missing instead of making it"
     )
@@ -155,11 +151,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 found = list(rows(session))
             except UnjudgedError as error:
                 raise pytest.UsageError(str(error)) from error
-            metafunc.parametrize(
-                fixture, found, ids=[f"{name}-{PRECISION}-{case}" for _, name, case in found]
-            )
+            metafunc.parametrize(fixture, found, ids=[f"{name}-{PRECISION}-{case}" for _, name, case in found])
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note how far each case's chain must run for the selected tests."""
+    ours = session.config.stash[SESSION]
+    for item in session.items:
+        found = getattr(item, "callspec", None)
+        if found and "graph_case" in found.params:
+            workspace, name, case = found.params["graph_case"]
+            ours.last_graphs[workspace.model, case] = name  # items come in execution order
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests of one case go to one worker: it runs the pipeline once for all of them."""
     from parity.scheduling import CaseScheduling
@@ -182,11 +187,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         rerun=lambda name: f"pytest -k '{name}'",
         rerun_all="python -m parity run",
         when_green="git commit",
-        graphs=[
-            name
-            for name in order
-            if any(name in workspace.graphs for workspace in session.workspaces.values())
-        ],
+        graphs=[name for name in order if any(name in workspace.graphs for workspace in session.workspaces.values())],
         unreadable=found.unreadable,
     ):
         terminalreporter.write_line(line)

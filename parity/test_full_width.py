@@ -50,7 +50,6 @@ def reference(workspace: Workspace) -> dumping.Reference:
     return dumping.open_reference(MODEL, workspace.checkpoint)
 
 
-@pytest.mark.xdist_group("full")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_true_width(name: str, workspace: Workspace, runner: StoreRunner, reference: dumping.Reference) -> None:
     graph = workspace.graphs[f"{MODEL}/{name}"]

@@ -281,16 +281,12 @@ def test_silent_and_null_keys_take_the_processors_defaults() -> None:
     ],
 )
 def test_other_processing_is_refused_by_key_and_value(key: str, value: object, wanted: str) -> None:
-    with pytest.raises(
-        InputError, match=rf"^{key}=.*, but should be {wanted} \[preprocessor_config"
-    ) as error:
+    with pytest.raises(InputError, match=rf"^{key}=.*, but should be {wanted} \[preprocessor_config") as error:
         runtime_image.preprocess(noise(8, 8), {key: value})
     assert repr(value) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "image", [np.zeros((0, 4, 3), np.uint8), np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3))]
-)
+@pytest.mark.parametrize("image", [np.zeros((0, 4, 3), np.uint8), np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3))])
 def test_anything_but_an_rgb_picture_is_refused(image: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"^image=.* but should be uint8 \(H, W, 3\)"):
         runtime_image.preprocess(image, {})
@@ -319,9 +315,7 @@ def test_rotary_tables_equal_the_references(grid: tuple[int, int], head_dim: int
     angles = reference_vision.rotary_angles([grid, (2, 4)], head_dim=head_dim, merge=2)
     cos, sin = windows.rotary_tables([grid, (2, 4)], head_dim)
     assert cos.dtype == sin.dtype == np.float32
-    assert (
-        np.abs(cos - angles.cos().numpy()).max() <= 2**-23
-    )  # equal angles; only cos and sin may round apart
+    assert np.abs(cos - angles.cos().numpy()).max() <= 2**-23  # equal angles; only cos and sin may round apart
     assert np.abs(sin - angles.sin().numpy()).max() <= 2**-23
 
 

@@ -1,20 +1,20 @@
 """Claim: the reference is transformers' own model, is deterministic, and its cuts into graphs change nothing."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from transformers.models.youtu.configuration_youtu import YoutuConfig
-from transformers.models.youtu.modeling_youtu import YoutuForCausalLM
 
+if TYPE_CHECKING:
+    from transformers.models.youtu.modeling_youtu import YoutuForCausalLM
 from harness.dumps import dump_paths, write_dump
 from harness.metrics import measure
 from parity.checks import inputs_of
 from parity.plugin import Session
 from parity.workspace import Workspace, tensor_name
 from references import dumping
-from references.youtu_vl import llm
 from references.youtu_vl.config import FULL, sizes
 from references.youtu_vl.model import Reference
 
@@ -34,9 +34,13 @@ def reference(workspace: Workspace) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def whole(reference: Reference) -> YoutuForCausalLM:
+def whole(reference: Reference) -> "YoutuForCausalLM":
     """transformers' whole model with the checkpoint's weights, loaded by their names."""
-    model = YoutuForCausalLM(reference.config).eval()
+    from transformers.models.youtu.modeling_youtu import YoutuForCausalLM
+
+    from references.youtu_vl import llm
+
+    model = YoutuForCausalLM(llm.configuration(reference.sizes.text)).eval()
     checkpoint = reference.checkpoint
     state = {name: checkpoint.tensor(name) for name in model.state_dict() if name != "lm_head.weight"}
     missing, unexpected = model.load_state_dict(state, strict=False)
@@ -50,6 +54,10 @@ def rel_l2(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_every_value_of_the_configuration_is_set() -> None:
+    from transformers.models.youtu.configuration_youtu import YoutuConfig
+
+    from references.youtu_vl import llm
+
     config, text = llm.configuration(sizes(FULL).text), sizes(FULL).text
     for name in text.__dataclass_fields__:
         if name != "rope_theta":
@@ -59,7 +67,7 @@ def test_every_value_of_the_configuration_is_set() -> None:
 
 
 def test_greedy_ids_and_logits_are_those_of_the_whole_model(
-    workspace: Workspace, reference: Reference, whole: YoutuForCausalLM
+    workspace: Workspace, reference: Reference, whole: "YoutuForCausalLM"
 ) -> None:
     dump = workspace.dump("text_only")
     prompt = torch.tensor([dump.values["prompt_ids"]])
@@ -73,12 +81,10 @@ def test_greedy_ids_and_logits_are_those_of_the_whole_model(
     )
     assert found.sequences[0, prompt.shape[1] :].tolist() == dump.values["ids"][:24]
     logits = torch.cat(found.logits)
-    assert (
-        rel_l2(torch.from_numpy(dump.tensors["logits"][:24]), logits) <= 1e-4
-    )  # 40 layers amplify fp32 noise
+    assert rel_l2(torch.from_numpy(dump.tensors["logits"][:24]), logits) <= 1e-4  # 40 layers amplify fp32 noise
 
 
-def test_picture_rows_go_through_the_whole_model_too(workspace: Workspace, whole: YoutuForCausalLM) -> None:
+def test_picture_rows_go_through_the_whole_model_too(workspace: Workspace, whole: "YoutuForCausalLM") -> None:
     dump = workspace.dump("smallest")
     embeds = torch.from_numpy(dump.tensors["prefill.embeds"])[None]
     with torch.no_grad():
@@ -89,10 +95,12 @@ def test_picture_rows_go_through_the_whole_model_too(workspace: Workspace, whole
 @pytest.mark.parametrize("index", [0, 17, 39])
 def test_decode_in_two_parts_equals_prefill(workspace: Workspace, reference: Reference, index: int) -> None:
     """One row more through prefill = dqkv, cache, dattn for that row."""
+    from references.youtu_vl import llm
+
     random = torch.Generator().manual_seed(index)
     rows = torch.randn(19, reference.sizes.text.hidden_size, generator=random)
     layer = reference.module("llm.layer", index)
-    cos, sin = llm.rotary_tables(reference.config, 0, 19)
+    cos, sin = llm.rotary_tables(llm.configuration(reference.sizes.text), 0, 19)
     with torch.no_grad():
         whole = llm.prefill(layer, rows, cos, sin, llm.causal_mask(19))
         before = llm.prefill(layer, rows[:18], cos[:, :18], sin[:, :18], llm.causal_mask(18))
@@ -104,9 +112,7 @@ def test_decode_in_two_parts_equals_prefill(workspace: Workspace, reference: Ref
     assert rel_l2(key, whole["key"]) <= 1e-6
 
 
-def test_running_the_reference_on_its_own_dump_gives_exactly_zero(
-    workspace: Workspace, reference: Reference
-) -> None:
+def test_running_the_reference_on_its_own_dump_gives_exactly_zero(workspace: Workspace, reference: Reference) -> None:
     dump = workspace.dump("smallest")
     with dumping.one_thread():
         for graph in workspace.graphs.values():
@@ -127,9 +133,7 @@ def test_two_runs_give_the_same_bytes(workspace: Workspace, tmp_path: Path) -> N
 def test_noise_floors_are_those_of_fp32(workspace: Workspace) -> None:
     floors = workspace.dump("square").values["floors"]
     assert len(floors) == 29 + 40 * (3 + 3 + 1)
-    assert all(1e-9 < floor < 2e-6 for floor in floors.values()), max(
-        floors.items(), key=lambda item: item[1]
-    )
+    assert all(1e-9 < floor < 2e-6 for floor in floors.values()), max(floors.items(), key=lambda item: item[1])
 
 
 def test_the_committed_dump_is_what_the_reference_gives(workspace: Workspace, session: Session) -> None:

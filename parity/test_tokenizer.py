@@ -178,9 +178,7 @@ def test_tiny_ids_follow_the_config() -> None:
         "image_token_id": "<|image_pad|>",
         "video_token_id": "<|video_pad|>",
     }
-    assert {key: ours.token_id(token) for key, token in named.items()} == {
-        key: youtu.TINY[key] for key in named
-    }
+    assert {key: ours.token_id(token) for key, token in named.items()} == {key: youtu.TINY[key] for key in named}
     assert ours.token_id("<y_63>") == ours.token_id("<x_0>") + 127  # type: ignore[operator]
     assert ours.token_id("no such token") is None
 
@@ -227,9 +225,7 @@ def splitting(name: str) -> Twins:
 
 
 def symbols_of(piece: str) -> str:
-    return "".join(
-        part for part, _ in tokenizers.pre_tokenizers.ByteLevel(False, False, False).pre_tokenize_str(piece)
-    )
+    return "".join(part for part, _ in tokenizers.pre_tokenizers.ByteLevel(False, False, False).pre_tokenize_str(piece))
 
 
 @every_configuration
@@ -238,9 +234,7 @@ def symbols_of(piece: str) -> str:
 def test_pieces_of_any_text(name: str, text: str) -> None:
     """Ids alone do not show a wrong border where the tiny vocabulary has no merge across it."""
     pieces = [symbols_of(piece) for piece in splitting(name).ours.pieces(text)]
-    expected = (
-        [piece for piece, _ in splitting(name).library.pre_tokenizer.pre_tokenize_str(text)] if text else []
-    )
+    expected = [piece for piece, _ in splitting(name).library.pre_tokenizer.pre_tokenize_str(text)] if text else []
     assert pieces == expected, f"{pieces=}, but should be {expected} [{text!r}]"
 
 
@@ -291,9 +285,7 @@ def test_merges_as_strings_are_the_merges_as_pairs() -> None:
     assert Tokenizer(config, "test").encode(text) == twins("youtu-a").library_ids(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["a" * 3000, " " * 500 + "x", "的" * 700, "\n" * 300, "ab" * 900, "<" * 400, ""]
-)
+@pytest.mark.parametrize("text", ["a" * 3000, " " * 500 + "x", "的" * 700, "\n" * 300, "ab" * 900, "<" * 400, ""])
 def test_long_runs(text: str) -> None:
     for name in CHANGES:
         twins(name).check(text)
@@ -388,9 +380,7 @@ def test_added_token_may_be_in_the_vocabulary() -> None:
 
 marks = [char for char in asked.CHARACTERS if unicodedata.combining(char)]
 composed = [char for char in asked.CHARACTERS if unicodedata.decomposition(char)]
-nfc_texts = st.text(
-    st.sampled_from(marks) | st.sampled_from(composed) | st.sampled_from("aeo\u304b\u1100\u1161\u11a8")
-)
+nfc_texts = st.text(st.sampled_from(marks) | st.sampled_from(composed) | st.sampled_from("aeo\u304b\u1100\u1161\u11a8"))
 
 
 @given(text=nfc_texts)
@@ -421,9 +411,7 @@ def members(name: str) -> set[str]:
 
 
 def check_set(name: str, actual: set[str], expected: set[str]) -> None:
-    extra, missing = (
-        " ".join(asked.spans(group)) or "none" for group in (actual - expected, expected - actual)
-    )
+    extra, missing = (" ".join(asked.spans(group)) or "none" for group in (actual - expected, expected - actual))
     assert actual == expected, f"{name}: {extra=}, {missing=}; run python -m references.unicode_classes"
 
 
@@ -483,9 +471,7 @@ def test_decode_of_any_ids(ids: list[int]) -> None:
 def test_decode_of_broken_utf8() -> None:
     """Every order of three bytes at the borders of UTF-8's table, alone between letters."""
     borders = bytes.fromhex("007f808f909fa0bfc0c1c2dfe0e1ecedeeeff0f1f3f4f5ff")
-    ids = [
-        id_of_byte()[byte] for three in itertools.product(borders, repeat=3) for byte in (*three, ord("A"))
-    ]
+    ids = [id_of_byte()[byte] for three in itertools.product(borders, repeat=3) for byte in (*three, ord("A"))]
     twins("youtu-a").check_decode(ids)
 
 
@@ -641,10 +627,7 @@ CHATS: dict[str, tuple[list[dict[str, Any]], str]] = {
         turn("system", "Be brief.") + turn("user", "What is it?") + ASK,
     ),
     "turns": (
-        [
-            {"role": role, "content": text}
-            for role, text in (("user", "A"), ("assistant", "B"), ("user", "C"))
-        ],
+        [{"role": role, "content": text} for role, text in (("user", "A"), ("assistant", "B"), ("user", "C"))],
         SYSTEM + turn("user", "A") + turn("assistant", "B") + turn("user", "C") + ASK,
     ),
 }

@@ -3,21 +3,13 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Siglip2VisionConfig
-from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VLVisionAttention,
-    Qwen2_5_VLVisionRotaryEmbedding,
-    apply_rotary_pos_emb_vision,
-)
-from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
-from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from references.youtu_vl.config import FULL, TINY, VisionSizes, sizes
 from references.youtu_vl.vision import (
@@ -31,6 +23,14 @@ from references.youtu_vl.vision import (
     tables,
     window_index,
 )
+
+
+def oracles() -> Any:
+    """transformers' functions, imported when a test needs them."""
+    from parity import oracles
+
+    return oracles
+
 
 NARROW = replace(sizes(TINY).vision, num_hidden_layers=3, fullatt_block_indexes=(1,))
 TRUE = sizes(FULL).vision
@@ -83,9 +83,7 @@ def vision() -> Vision:
 
 
 @pytest.mark.parametrize(("grid", "bounds", "starts"), VECTORS, ids=lambda value: str(value)[:8])
-def test_published_window_vectors(
-    grid: tuple[int, int], bounds: list[int], starts: dict[int, list[int]]
-) -> None:
+def test_published_window_vectors(grid: tuple[int, int], bounds: list[int], starts: dict[int, list[int]]) -> None:
     index, cu_seqlens = window_index([grid], window_cells=TRUE.window_cells, merge=2)
     assert cu_seqlens.tolist() == bounds
     assert sorted(index.tolist()) == list(range(grid[0] * grid[1] // 4))
@@ -97,21 +95,19 @@ def test_published_window_vectors(
 @every_grids
 def test_window_index_equals_transformers(grids: list[tuple[int, int]]) -> None:
     index, cu_seqlens = window_index(grids, window_cells=TRUE.window_cells, merge=2)
-    theirs, their_cu_seqlens = get_vision_window_index(thw(grids), 2, TRUE.window_size, TRUE.patch_size)
+    theirs, their_cu_seqlens = oracles().get_vision_window_index(thw(grids), 2, TRUE.window_size, TRUE.patch_size)
     assert torch.equal(index, theirs)
     assert torch.equal(cu_seqlens, their_cu_seqlens)
     assert cu_seqlens.dtype == their_cu_seqlens.dtype == torch.int32
 
 
 @pytest.mark.parametrize("grids", [[(22, 22)], [(14, 92)], [(6, 18), (22, 32)]])
-def test_masked_attention_equals_a_loop_over_single_windows(
-    grids: list[tuple[int, int]], vision: Vision
-) -> None:
+def test_masked_attention_equals_a_loop_over_single_windows(grids: list[tuple[int, int]], vision: Vision) -> None:
     t = vision.tables(grids)
     hidden = random(1, len(t.order), NARROW.hidden_size)
     layer = vision.layers[0]
     masked = layer(hidden, t.cos, t.sin, t.window_mask)
-    _, bounds = get_vision_window_index(thw(grids), 2, TRUE.window_size, TRUE.patch_size)
+    _, bounds = oracles().get_vision_window_index(thw(grids), 2, TRUE.window_size, TRUE.patch_size)
     spans = [slice(start, end) for start, end in pairwise(bounds)]
     looped = [layer(hidden[:, s], t.cos[s], t.sin[s], torch.zeros(())) for s in spans]
     assert relative(masked, torch.cat(looped, dim=1)) < 1e-6
@@ -128,9 +124,9 @@ def test_mask_is_zero_inside_a_block_and_finite_outside() -> None:
 
 
 def qwen_tables(grids: list[tuple[int, int]], head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    config = Qwen2_5_VLVisionConfig(hidden_size=head_dim * 2, num_heads=2)
-    rotary = Qwen2_5_VLVisionRotaryEmbedding(config)
-    return rotary(torch.zeros(1), get_vision_position_ids(thw(grids), 2))
+    config = oracles().Qwen2_5_VLVisionConfig(hidden_size=head_dim * 2, num_heads=2)
+    rotary = oracles().Qwen2_5_VLVisionRotaryEmbedding(config)
+    return rotary(torch.zeros(1), oracles().get_vision_position_ids(thw(grids), 2))
 
 
 @every
@@ -154,7 +150,7 @@ def test_rotary_angles_by_hand() -> None:
 def test_rotation_equals_qwens() -> None:
     q, k = random(1, 24, 4, 72), random(1, 24, 4, 72, seed=1)
     cos, sin = qwen_tables([(4, 6)], 72)
-    theirs = apply_rotary_pos_emb_vision(q, k, cos, sin)
+    theirs = oracles().apply_rotary_pos_emb_vision(q, k, cos, sin)
     for ours, expected in zip((q, k), theirs, strict=True):
         assert relative(rotate(ours.transpose(1, 2), cos, sin).transpose(1, 2), expected) < 1e-6
 
@@ -162,8 +158,8 @@ def test_rotation_equals_qwens() -> None:
 # One block
 
 
-def siglip2_layer(sizes: VisionSizes, ours: EncoderLayer) -> Siglip2EncoderLayer:
-    config = Siglip2VisionConfig(
+def siglip2_layer(sizes: VisionSizes, ours: EncoderLayer) -> Any:
+    config = oracles().Siglip2VisionConfig(
         hidden_size=sizes.hidden_size,
         intermediate_size=sizes.intermediate_size,
         num_attention_heads=sizes.num_attention_heads,
@@ -171,7 +167,7 @@ def siglip2_layer(sizes: VisionSizes, ours: EncoderLayer) -> Siglip2EncoderLayer
         hidden_act="gelu_pytorch_tanh",
     )
     config._attn_implementation = "eager"
-    layer = Siglip2EncoderLayer(config).eval().requires_grad_(False)
+    layer = oracles().Siglip2EncoderLayer(config).eval().requires_grad_(False)
     layer.load_state_dict(ours.state_dict(), strict=True)
     return layer
 
@@ -187,10 +183,10 @@ def test_block_without_rotation_equals_siglip2(grids: list[tuple[int, int]], vis
     assert relative(ours(hidden, t.cos, t.sin, t.window_mask), theirs) > 1e-3  # the rotation matters
 
 
-def qwen_attention(sizes: VisionSizes, ours: Attention) -> Qwen2_5_VLVisionAttention:
-    config = Qwen2_5_VLVisionConfig(hidden_size=sizes.hidden_size, num_heads=sizes.num_attention_heads)
+def qwen_attention(sizes: VisionSizes, ours: Attention) -> Any:
+    config = oracles().Qwen2_5_VLVisionConfig(hidden_size=sizes.hidden_size, num_heads=sizes.num_attention_heads)
     config._attn_implementation = "eager"
-    attention = Qwen2_5_VLVisionAttention(config).eval().requires_grad_(False)
+    attention = oracles().Qwen2_5_VLVisionAttention(config).eval().requires_grad_(False)
     parts = (ours.q_proj, ours.k_proj, ours.v_proj)
     attention.qkv.weight.copy_(torch.cat([part.weight for part in parts]))
     attention.qkv.bias.copy_(torch.cat([part.bias for part in parts]))
@@ -203,11 +199,9 @@ def test_rotated_windowed_attention_equals_qwens(grids: list[tuple[int, int]], v
     ours, t = vision.layers[0].self_attn, vision.tables(grids)
     assert isinstance(ours, Attention)
     hidden = random(1, len(t.order), NARROW.hidden_size)
-    index, bounds = get_vision_window_index(thw(grids), 2, TRUE.window_size, TRUE.patch_size)
+    index, bounds = oracles().get_vision_window_index(thw(grids), 2, TRUE.window_size, TRUE.patch_size)
     cos, sin = (in_windows(table, index) for table in qwen_tables(grids, NARROW.head_dim))
-    theirs = qwen_attention(NARROW, ours)(
-        in_windows(hidden[0], index), bounds, position_embeddings=(cos, sin)
-    )
+    theirs = qwen_attention(NARROW, ours)(in_windows(hidden[0], index), bounds, position_embeddings=(cos, sin))
     assert relative(ours(hidden[:, t.order], t.cos, t.sin, t.window_mask)[0], theirs) < 1e-6
 
 

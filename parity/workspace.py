@@ -45,9 +45,7 @@ class Workspace:
 
     def __init__(self, choice: Choice) -> None:
         if choice.model not in MODELS:
-            raise UnjudgedError(
-                f"model {choice.model} is unknown; did you mean {suggest(choice.model, MODELS)}?"
-            )
+            raise UnjudgedError(f"model {choice.model} is unknown; did you mean {suggest(choice.model, MODELS)}?")
         self.choice, self.model = choice, choice.model
         self.description = importlib.import_module(f"references.{choice.model}")
         if choice.checkpoint is None and choice.profile not in self.description.PROFILES:
@@ -104,9 +102,7 @@ class Workspace:
             importlib.import_module(f"references.{self.model}.synthetic").write(folder, profile, only=self.choice.only)
 
         command = f"python -m parity checkpoint {self.choice.arguments()}"
-        return self.store.get(
-            "checkpoint", name, build, name=f"{self.model} {profile} checkpoint", command=command
-        )
+        return self.store.get("checkpoint", name, build, name=f"{self.model} {profile} checkpoint", command=command)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -126,7 +122,7 @@ class Workspace:
     @cached_property
     def exporter(self) -> Exporter:
         """Exports this checkpoint."""
-        return Exporter(self.model, self.checkpoint, self.fingerprint, self.store)
+        return Exporter(self.model, self.checkpoint, self.fingerprint, self.store, arguments=self.choice.arguments())
 
     def dump(self, name: str) -> Dump:
         """The reference dump of a case or of a shape case `length_N`."""
@@ -139,9 +135,7 @@ class Workspace:
 
     def has_dump(self, name: str) -> bool:
         """Whether a dump is there already."""
-        return self.is_committed(name) or all(
-            path.is_file() for path in dump_paths(self._dump_path(name), name)
-        )
+        return self.is_committed(name) or all(path.is_file() for path in dump_paths(self._dump_path(name), name))
 
     def is_committed(self, name: str) -> bool:
         """Whether a case's dump stands in the repository: the default case of the tiny profile."""
@@ -172,9 +166,7 @@ class Workspace:
 
     def _dump_key(self, name: str) -> str:
         case = self.cases[name].identity() if name in self.cases else name
-        return key(
-            checkpoint=self.fingerprint, case=case, made_with=MADE_WITH, versions=self.exporter.versions
-        )
+        return key(checkpoint=self.fingerprint, case=case, made_with=MADE_WITH, versions=self.exporter.versions)
 
 
 def shape_cases() -> list[str]:
@@ -202,6 +194,5 @@ def _synthetic_key(model: str, profile: str, only: tuple[str, ...]) -> str:
     folder = ROOT / "references"
     made_with = [folder / "generator.py", folder / "checkpoint.py", *sorted((folder / model).glob("*"))]
     return key(
-        profile=profile,
-        only=only, made_with=[path for path in made_with if path.suffix in (".py", ".json", ".jinja")]
+        profile=profile, only=only, made_with=[path for path in made_with if path.suffix in (".py", ".json", ".jinja")]
     )

@@ -43,9 +43,7 @@ def photograph(name: str) -> Image.Image:
     spec = importlib.util.find_spec("sklearn")
     path = Path(spec.origin).parent / "datasets" / "images" / name if spec and spec.origin else None
     if path is None or not path.is_file():
-        raise UnjudgedError(
-            f"photograph {name} of scikit-learn is not installed; run: pip install scikit-learn"
-        )
+        raise UnjudgedError(f"photograph {name} of scikit-learn is not installed; run: pip install scikit-learn")
     return Image.open(path).convert("RGB")
 
 
@@ -70,7 +68,9 @@ def page(width: int, height: int) -> Picture:
         pen.text((10, 8), "Parity report - vision tower", fill=(255, 255, 255), font=font)
         for line in range((height - 90) // 16):
             error = f"rel_l2 {3.1 + line * 0.4:.1f}e-07   cosine 0.9999{line % 10}"
-            pen.text((12, 38 + line * 16), f"{line:02d}  layer {line * 7 % 27:02d}   {error}", fill=(20, 20, 20), font=font)
+            pen.text(
+                (12, 38 + line * 16), f"{line:02d}  layer {line * 7 % 27:02d}   {error}", fill=(20, 20, 20), font=font
+            )
         pen.rectangle((width - 110, height - 40, width - 14, height - 14), fill=(198, 60, 50))
         pen.text((width - 92, height - 32), "Run again", fill=(255, 255, 255), font=font)
         return image

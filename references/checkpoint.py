@@ -43,14 +43,11 @@ class Checkpoint:
         self.folder = folder
         if not folder.is_dir():
             raise UnjudgedError(
-                f"checkpoint folder {folder} does not exist; "
-                "pass CHECKPOINT=DIR with a folder that holds config.json"
+                f"checkpoint folder {folder} does not exist; pass CHECKPOINT=DIR with a folder that holds config.json"
             )
         for name, needed in SIDE_FILES.items():
             if needed and not (folder / name).is_file():
-                raise UnjudgedError(
-                    f"checkpoint {folder} has no {name}; copy it from the model's own repository"
-                )
+                raise UnjudgedError(f"checkpoint {folder} has no {name}; copy it from the model's own repository")
         self.config = self.json("config.json")
         self._shard_of = self._index()
         if expected is not None:
@@ -97,9 +94,7 @@ class Checkpoint:
         value = value.float()
         if not torch.isfinite(value).all():
             bad = int((~torch.isfinite(value)).sum())
-            raise UnjudgedError(
-                f"{path}: tensor {name} holds {bad} NaN or Inf; the file is damaged, fetch it again"
-            )
+            raise UnjudgedError(f"{path}: tensor {name} holds {bad} NaN or Inf; the file is damaged, fetch it again")
         return value
 
     def shards(self) -> list[Path]:
@@ -128,9 +123,7 @@ class Checkpoint:
             with self._open(self.folder / SINGLE) as shard:
                 shard_of = dict.fromkeys(shard.keys(), self.folder / SINGLE)
         else:
-            raise UnjudgedError(
-                f"checkpoint {self.folder} has neither {INDEX} nor {SINGLE}; fetch the weights"
-            )
+            raise UnjudgedError(f"checkpoint {self.folder} has neither {INDEX} nor {SINGLE}; fetch the weights")
         for path in sorted(set(shard_of.values())):
             if not path.is_file():
                 raise UnjudgedError(f"checkpoint shard {path} is missing; {INDEX} names it, fetch it again")
@@ -155,8 +148,7 @@ class Checkpoint:
             return safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
             raise UnjudgedError(
-                f"checkpoint shard {path} cannot be read ({error}); "
-                "it is truncated or damaged, fetch it again"
+                f"checkpoint shard {path} cannot be read ({error}); it is truncated or damaged, fetch it again"
             ) from error
 
 

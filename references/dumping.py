@@ -18,8 +18,8 @@ from harness.graphs import Graph
 from harness.metrics import measure
 from references.cases import Case
 from references.checkpoint import EVERYTHING, PARTIAL, Checkpoint
+from references.kinds import Tensors
 
-Tensors = dict[str, Tensor]
 Reference = Any  # a model's class of that name: `graphs`, `checkpoint`, `run(graph, inputs, double=...)`
 
 PACKAGES = ("torch", "transformers", "tokenizers", "pillow", "numpy")
@@ -89,19 +89,14 @@ def run_graph(
 
 def gather(graph: Graph, tensors: Mapping[str, Tensor]) -> Tensors:
     """The inputs of a graph out of a dump's tensors."""
-    return {
-        name: torch.cat([tensors[source] for source in sources], dim=-2)
-        for name, sources in graph.sources.items()
-    }
+    return {name: torch.cat([tensors[source] for source in sources], dim=-2) for name, sources in graph.sources.items()}
 
 
 def random_inputs(graph: Graph, length: int) -> Tensors:
     """Seeded inputs: tables of true angles, a mask with one visible column at least, the rest normal."""
     lengths = {name: length + 2 * place for place, name in enumerate(graph.structure.length_names)}
     random = torch.Generator().manual_seed(length)
-    inputs = {
-        port.name: torch.randn(port.sizes(lengths), generator=random) for port in graph.structure.inputs
-    }
+    inputs = {port.name: torch.randn(port.sizes(lengths), generator=random) for port in graph.structure.inputs}
     if "cos" in inputs:
         half = inputs["cos"].shape[-1] // 2
         angles = inputs["cos"][..., :half].repeat(1, 1, 2)  # each angle serves both halves of a head

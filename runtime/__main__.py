@@ -59,9 +59,7 @@ def _pipeline_of(model: str) -> Any:
     known = model.isidentifier() and importlib.util.find_spec(f"runtime.{model}") is not None
     make = getattr(importlib.import_module(f"runtime.{model}"), "Pipeline", None) if known else None
     if make is None:
-        raise InputError(
-            f"model {model} is unknown: runtime/{model}.py with its Pipeline is missing; write it"
-        )
+        raise InputError(f"model {model} is unknown: runtime/{model}.py with its Pipeline is missing; write it")
     return make
 
 
@@ -75,9 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m runtime", description=__doc__)
     add = parser.add_argument
     add("name", metavar="MODEL", help="name of the model, such as youtu_vl")
-    add(
-        "--model", type=Path, required=True, metavar="DIR", help="folder that `python -m parity export` wrote"
-    )
+    add("--model", type=Path, required=True, metavar="DIR", help="folder that `python -m parity export` wrote")
     add("--image", action="append", default=[], metavar="FILE", help="a picture; may be given several times")
     add("--prompt", default="", help="what to ask")
     add(

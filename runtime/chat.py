@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from runtime.errors import InputError
+from runtime.errors import EXPORT_AGAIN, InputError
 
 # What a template's own expressions raise, beside jinja2's errors.
 _RAISED = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -58,11 +58,11 @@ def _stated(path: Path) -> str | None:
     try:
         source = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
     except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} is no JSON object ({error}); export the model again") from error
+        raise InputError(f"{path} is no JSON object ({error}); {EXPORT_AGAIN}") from error
     if source is not None and not isinstance(source, str):
         raise InputError(
             f"{path} states a chat_template of type {type(source).__name__}, but should state a text; "
-            "keep the one that is meant and export the model again"
+            f"keep the one that is meant and {EXPORT_AGAIN}"
         )
     return source
 
@@ -79,6 +79,4 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes HTML characters, which a prompt must not
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

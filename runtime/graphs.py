@@ -14,7 +14,7 @@ import ncnn
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import InputError
+from runtime.errors import EXPORT_AGAIN, InputError
 from runtime.mat import from_mat, to_mat
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -78,8 +78,7 @@ class Manifest:
             return cls(folder, data["model"], data["checkpoint"], graphs, data["files"], data["table"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{path} is no manifest of an exported model ({type(error).__name__}: {error}); "
-                "export the model again"
+                f"{path} is no manifest of an exported model ({type(error).__name__}: {error}); {EXPORT_AGAIN}"
             ) from error
 
     def check_files(self) -> None:
@@ -123,9 +122,7 @@ class NcnnRunner:
         """Outputs by port name. Raises InputError on inputs of another shape and on every ncnn error code."""
         graph = self.manifest.graphs.get(graph_id)
         if graph is None:
-            raise InputError(
-                f"graph {graph_id} is not in {self.manifest.folder / 'manifest.json'}; export the model again"
-            )
+            raise InputError(f"graph {graph_id} is not in {self.manifest.folder / 'manifest.json'}; {EXPORT_AGAIN}")
         check_inputs(graph, inputs)
         net = self._net(graph)
         extractor = net.create_extractor()
@@ -158,8 +155,8 @@ def load_net(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.
     param, weights = folder / graph.param, folder / graph.bin
     net = ncnn.Net()
     set_fp32_options(net.opt, threads)
-    _checked(net.load_param(str(param)), f"{graph.id}: ncnn cannot load {param}; export the model again")
-    _checked(net.load_model(str(weights)), f"{graph.id}: ncnn cannot load {weights}; export the model again")
+    for path, load in ((param, net.load_param), (weights, net.load_model)):
+        _checked(load(str(path)), f"{graph.id}: ncnn cannot load {path}")
     _check_names(graph, "in", net.input_names(), graph.inputs)
     _check_names(graph, "out", net.output_names(), graph.outputs)
     return net
@@ -184,9 +181,7 @@ def check_inputs(graph: Graph, inputs: Mapping[str, NDArray[np.float32]]) -> Non
         shape = inputs[port.name].shape
         if len(shape) != len(port.shape) or not all(map(_fits, port.shape, shape, [lengths] * len(shape))):
             known = "".join(f" {name}={length}" for name, length in lengths.items())
-            raise InputError(
-                f"{graph.id} input {port.name} has shape {shape}, but should be {port.shape}{known}"
-            )
+            raise InputError(f"{graph.id} input {port.name} has shape {shape}, but should be {port.shape}{known}")
 
 
 def _fits(dim: int | str, size: int, lengths: dict[str, int]) -> bool:
@@ -199,9 +194,7 @@ def _fits(dim: int | str, size: int, lengths: dict[str, int]) -> bool:
 
 def read_graph(entry: Mapping[str, Any]) -> Graph:
     """A graph's entry of the manifest."""
-    inputs, outputs = (
-        tuple(Port(p["name"], tuple(p["shape"])) for p in entry[key]) for key in ("inputs", "outputs")
-    )
+    inputs, outputs = (tuple(Port(p["name"], tuple(p["shape"])) for p in entry[key]) for key in ("inputs", "outputs"))
     sha256 = {name: str(entry["sha256"][name]) for name in (entry["param"], entry["bin"])}
     return Graph(entry["id"], entry["param"], entry["bin"], inputs, outputs, sha256)
 
@@ -222,8 +215,7 @@ def _check_finite(graph: Graph, outputs: Arrays) -> None:
         if bad:
             model = graph.id.partition("/")[0]
             raise InputError(
-                f"{graph.id} output {name} holds {bad} NaN or Inf; find the cause: "
-                f"python -m parity run {model}"
+                f"{graph.id} output {name} holds {bad} NaN or Inf; find the cause: python -m parity run {model}"
             )
 
 
@@ -231,23 +223,20 @@ def _check_names(graph: Graph, kind: str, names: Sequence[str], ports: Sequence[
     wanted = [f"{kind}{number}" for number in range(len(ports))]
     if sorted(names) != sorted(wanted):
         raise InputError(
-            f"{graph.id}: the {kind}puts of {graph.param} are {sorted(names)}, but should be {wanted}; "
-            "export the model again"
+            f"{graph.id}: the {kind}puts of {graph.param} are {sorted(names)}, but should be {wanted}; {EXPORT_AGAIN}"
         )
 
 
 def _check_file(path: Path, sha256: str | None, what: str) -> None:
     if not path.is_file():
-        raise InputError(f"{what}: {path} is missing; export the model again")
+        raise InputError(f"{what}: {path} is missing; {EXPORT_AGAIN}")
     if sha256 is not None and _sha256(path) != sha256:
-        raise InputError(
-            f"{what}: {path} is not the file that manifest.json lists (other hash); export the model again"
-        )
+        raise InputError(f"{what}: {path} is not the file that manifest.json lists (other hash); {EXPORT_AGAIN}")
 
 
-def _checked(code: int, message: str) -> None:
+def _checked(code: int, what: str) -> None:
     if code != 0:
-        raise InputError(f"{message} (code {code})")
+        raise InputError(f"{what} (code {code}); {EXPORT_AGAIN}")
 
 
 def _sha256(path: Path) -> str:

@@ -82,9 +82,7 @@ def target_size(
 ) -> tuple[int, int]:
     """Height and width of the resized picture: multiples of `factor`, `max_patches` patches at most."""
     if max_patches < (factor // patch) ** 2:
-        raise InputError(
-            f"max_patches={max_patches}, but should be at least {(factor // patch) ** 2}: one merged cell"
-        )
+        raise InputError(f"max_patches={max_patches}, but should be at least {(factor // patch) ** 2}: one merged cell")
     scale = 1.0
     while True:
         rows, columns = (max(factor, ceil(side * scale / factor) * factor) for side in (height, width))
@@ -153,9 +151,7 @@ def preprocess(
 ) -> Pixels:
     """RGB picture (H, W, 3) and the contents of preprocessor_config.json -> patch rows and grid."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
-        raise InputError(
-            f"image={image.dtype} {image.shape}, but should be uint8 (H, W, 3), not empty; use load_image"
-        )
+        raise InputError(f"image={image.dtype} {image.shape}, but should be uint8 (H, W, 3), not empty; use load_image")
     recipe = _recipe(config)
     patch = recipe.patch
     height, width = target_size(*image.shape[:2], factor=patch * merge, max_patches=max_patches, patch=patch)

@@ -27,6 +27,4 @@ class KVCache:
 
     def rows(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Filled rows, contiguous: (heads, length, dk) and (heads, length, dv)."""
-        return np.ascontiguousarray(self._keys[:, : self.length]), np.ascontiguousarray(
-            self._values[:, : self.length]
-        )
+        return np.ascontiguousarray(self._keys[:, : self.length]), np.ascontiguousarray(self._values[:, : self.length])

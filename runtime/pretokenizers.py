@@ -48,8 +48,7 @@ def run(classes: bytes, start: int, mask: int) -> int:
 # English suffixes, per spelling in the regex.
 EXACT = frozenset({"s", "t", "re", "ve", "m", "ll", "d"})  # 's|'t|'re|'ve|'m|'ll|'d
 ASCII_CASE = frozenset(  # '[sS]|'[tT]|'[rR][eE]|...
-    {"s", "S", "t", "T", "m", "M", "d", "D"}
-    | {"re", "rE", "Re", "RE", "ve", "vE", "Ve", "VE", "ll", "lL", "Ll", "LL"}
+    {"s", "S", "t", "T", "m", "M", "d", "D"} | {"re", "rE", "Re", "RE", "ve", "vE", "Ve", "VE", "ll", "lL", "Ll", "LL"}
 )
 ANY_CASE = ASCII_CASE | {"\u017f"}  # (?i:'s|...): the long s is an s in another case
 
@@ -281,9 +280,7 @@ def _steps(component: Any, where: str) -> list[Splitter]:
         case {"type": "Digits", "individual_digits": bool(individual)}:
             return [split_groups(flags("numeric"), runs=not individual)]
         case {"type": "ByteLevel", "add_prefix_space": bool(prefix), "trim_offsets": bool(), **rest}:
-            return ([_prefix_space] if prefix else []) + (
-                [split_with(gpt2_end)] if rest.get("use_regex", True) else []
-            )
+            return ([_prefix_space] if prefix else []) + ([split_with(gpt2_end)] if rest.get("use_regex", True) else [])
     raise _refusal(where, component, "this component, or one of its options, is not known")
 
 

@@ -4,9 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def rotary_tables(
-    start: int, count: int, *, dim: int, theta: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def rotary_tables(start: int, count: int, *, dim: int, theta: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Positions start..start+count-1: cos and sin (1, count, dim), frequencies theta ** (-2i / dim)."""
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     # raised in float64 and rounded once: numpy's float32 power is 1 ulp off here and there

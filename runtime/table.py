@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import InputError
+from runtime.errors import EXPORT_AGAIN, InputError
 
 DTYPES = {"float32": np.float32, "float16": np.float16}
 _BLOCK_ROWS = 8192
@@ -20,13 +20,12 @@ class Table:
         path, dtype, (rows, width) = folder / entry["file"], DTYPES.get(entry["dtype"]), entry["shape"]
         if dtype is None:
             raise InputError(
-                f"{path} has dtype {entry['dtype']}, but should be one of {', '.join(DTYPES)}; "
-                "export the model again"
+                f"{path} has dtype {entry['dtype']}, but should be one of {', '.join(DTYPES)}; {EXPORT_AGAIN}"
             )
         wanted = rows * width * np.dtype(dtype).itemsize
         if not path.is_file() or path.stat().st_size != wanted:
             found = f"has {path.stat().st_size} bytes" if path.is_file() else "is missing"
-            raise InputError(f"{path} {found}, but should have {wanted} bytes; export the model again")
+            raise InputError(f"{path} {found}, but should have {wanted} bytes; {EXPORT_AGAIN}")
         self._rows: NDArray[Any] = np.memmap(path, dtype, "r", shape=(rows, width))
 
     @property
@@ -46,7 +45,7 @@ class Table:
         if outside.size:
             raise InputError(
                 f"token id {outside[0]} is outside the table of {self.vocab_size} rows; "
-                "tokenizer.json and weights are of different models, export the model again"
+                f"tokenizer.json and weights are of different models, {EXPORT_AGAIN}"
             )
         return self._rows[index].astype(np.float32)
 

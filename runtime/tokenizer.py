@@ -48,14 +48,11 @@ class Bpe:
     in the vocabulary is that id, whatever the merges say.
     """
 
-    def __init__(
-        self, vocab: dict[str, int], merges: Sequence[tuple[str, str]], *, ignore_merges: bool
-    ) -> None:
+    def __init__(self, vocab: dict[str, int], merges: Sequence[tuple[str, str]], *, ignore_merges: bool) -> None:
         self.vocab = vocab
         self.ignore_merges = ignore_merges
         self.merges = {  # (left, right) -> (rank, merged)
-            (vocab[left], vocab[right]): (rank, vocab[left + right])
-            for rank, (left, right) in enumerate(merges)
+            (vocab[left], vocab[right]): (rank, vocab[left + right]) for rank, (left, right) in enumerate(merges)
         }
         self._cache: dict[str, list[int]] = {}
 
@@ -210,9 +207,7 @@ class Tokenizer:
         try:
             return cls(json.loads(path.read_text(encoding="utf-8")), str(path))
         except OSError as error:
-            raise InputError(
-                f"{path}: cannot be read ({error.strerror}); give a folder with tokenizer.json"
-            ) from error
+            raise InputError(f"{path}: cannot be read ({error.strerror}); give a folder with tokenizer.json") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"{path}: is not a whole Hugging Face tokenizer.json ({type(error).__name__}: {error})\n"
@@ -334,15 +329,11 @@ def _read_model(model: dict[str, Any], where: str) -> Bpe:
     _refuse_if_set(model, unknown, where)
     vocab: dict[str, int] = model["vocab"]
     if len(set(vocab.values())) != len(vocab) or not all(type(number) is int for number in vocab.values()):
-        raise InputError(
-            f"{where}: the vocabulary must give each token an id of its own; copy the file again"
-        )
+        raise InputError(f"{where}: the vocabulary must give each token an id of its own; copy the file again")
     merges = [_pair(merge) for merge in model["merges"]]
     for left, right in merges:
         if not (left in vocab and right in vocab and left + right in vocab):
-            raise InputError(
-                f"{where}: merge {left!r} + {right!r} is not in the vocabulary; copy the file again"
-            )
+            raise InputError(f"{where}: merge {left!r} + {right!r} is not in the vocabulary; copy the file again")
     return Bpe(vocab, merges, ignore_merges=bool(model.get("ignore_merges")))
 
 
@@ -351,9 +342,7 @@ def _pair(merge: Any) -> tuple[str, str]:
     return left, right
 
 
-def _read_added_tokens(
-    entries: list[dict[str, Any]], vocab: dict[str, int], where: str
-) -> dict[str, AddedToken]:
+def _read_added_tokens(entries: list[dict[str, Any]], vocab: dict[str, int], where: str) -> dict[str, AddedToken]:
     added: dict[str, AddedToken] = {}
     following = len(vocab)
     for entry in entries:

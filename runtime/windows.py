@@ -16,9 +16,7 @@ Grids = Sequence[tuple[int, int]]  # (rows, columns) of patches of each picture,
 MASKED = -1e9
 
 
-def window_index(
-    grids: Grids, *, window_cells: int = 8, merge: int = 2
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def window_index(grids: Grids, *, window_cells: int = 8, merge: int = 2) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Merged cells in window order (cells,), and the windows' bounds in patches (windows + 1,)."""
     orders, lengths = [], []
     first = 0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from runtime import windows
 from runtime.chat import ChatTemplate
-from runtime.errors import InputError
+from runtime.errors import EXPORT_AGAIN, InputError
 from runtime.graphs import Arrays, Manifest, Runner
 from runtime.image import Pixels, preprocess
 from runtime.kv_cache import KVCache
@@ -111,9 +111,7 @@ class Pipeline:
         tables = self.vision_tables(grids)
         order = self.window_order(grids)
         full = self.config["vision_config"]["fullatt_block_indexes"]
-        hidden = self._run("vision.embed", pixel_values=np.concatenate([p.pixel_values for p in pixels]))[
-            "hidden"
-        ]
+        hidden = self._run("vision.embed", pixel_values=np.concatenate([p.pixel_values for p in pixels]))["hidden"]
         hidden = hidden[order]  # (N, C) in window order, up to the tail
         for index in range(self.config["vision_config"]["num_hidden_layers"]):
             mask = tables["full_mask" if index in full else "window_mask"]
@@ -184,9 +182,7 @@ class Pipeline:
 
     def rotary(self, start: int, count: int) -> tuple[Floats, Floats]:
         """cos and sin of the text positions start..start+count-1: (1, count, rope)."""
-        return rotary_tables(
-            start, count, dim=self.config["qk_rope_head_dim"], theta=self.config["rope_theta"]
-        )
+        return rotary_tables(start, count, dim=self.config["qk_rope_head_dim"], theta=self.config["rope_theta"])
 
     def causal_mask(self, count: int) -> Floats:
         """Additive mask, a row sees itself and the rows before it: (1, count, count)."""
@@ -250,9 +246,9 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); export the model again") from error
+        raise InputError(f"{path} cannot be read ({error}); {EXPORT_AGAIN}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds a JSON {type(value).__name__}, no object; export the model again")
+        raise InputError(f"{path} holds a JSON {type(value).__name__}, no object; {EXPORT_AGAIN}")
     return value
 
 
@@ -260,23 +256,19 @@ def _config(folder: Path, context: int) -> dict[str, Any]:
     """config.json with all keys that the pipeline reads, its positions enough for the context."""
     config = _json(folder, "config.json")
     vision = config.get("vision_config") or {}
-    missing = [key for key in TEXT_KEYS if key not in config] + [
-        key for key in VISION_KEYS if key not in vision
-    ]
+    missing = [key for key in TEXT_KEYS if key not in config] + [key for key in VISION_KEYS if key not in vision]
     if missing:
-        raise InputError(f"{folder / 'config.json'} has no {', '.join(missing)}; export the model again")
+        raise InputError(f"{folder / 'config.json'} has no {', '.join(missing)}; {EXPORT_AGAIN}")
     positions = config["max_position_embeddings"]
     if context > positions:
-        raise InputError(
-            f"the context is {context}, but the model has {positions} positions; pass a smaller --context"
-        )
+        raise InputError(f"the context is {context}, but the model has {positions} positions; pass a smaller --context")
     return config
 
 
 def _row(path: Path, width: int) -> Floats:
     row = np.fromfile(path, np.float32) if path.is_file() else np.empty(0, np.float32)
     if len(row) != width:
-        raise InputError(f"{path} holds {len(row)} numbers, but should hold {width}; export the model again")
+        raise InputError(f"{path} holds {len(row)} numbers, but should hold {width}; {EXPORT_AGAIN}")
     return row
 
 

@@ -113,9 +113,7 @@ def test_bad_row_behind_a_massive_activation() -> None:
     expected[0, 0, 0] = 30000
     actual = expected.copy()
     actual[0, 311:341] *= -1
-    record = compare_tensor(
-        actual, expected, fixed(cosine_min=0.9999, worst_row_cosine_min=0.9999), where=WHERE
-    )
+    record = compare_tensor(actual, expected, fixed(cosine_min=0.9999, worst_row_cosine_min=0.9999), where=WHERE)
     assert record.failed == ("worst_row_cosine_min",)
     assert "worst_row_cosine -1, but should be >= 0.9999" in record.detail
     assert record.detail.endswith("; worst rows 311-340")

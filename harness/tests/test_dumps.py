@@ -120,9 +120,7 @@ def test_edited_manifest_is_refused(tmp_path: Path, key: str, value: object, mes
 
 def test_stale_provenance_names_key_and_values(tmp_path: Path) -> None:
     write_dump(tmp_path, dump(checkpoint="old", sizes=(1, 2)))
-    assert "receipt.json is stale: checkpoint='old', but should be 'new'" in refused(
-        tmp_path, checkpoint="new"
-    )
+    assert "receipt.json is stale: checkpoint='old', but should be 'new'" in refused(tmp_path, checkpoint="new")
     assert "is stale: torch=None, but should be '2'" in refused(tmp_path, torch="2")
     read_dump(tmp_path, "receipt", command=COMMAND, expect_provenance={"sizes": (1, 2)})
 

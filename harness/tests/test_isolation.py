@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from harness.errors import UnjudgedError

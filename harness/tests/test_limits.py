@@ -54,8 +54,7 @@ def test_unmatched_row_is_told_with_the_nearest_id(tmp_path: Path) -> None:
     limits = read(tmp_path)
     assert limits.unmatched(["m/llm.layer.00.prefill"]) == []
     assert limits.unmatched(["m/llm.layer.00.prefil", "x/y"]) == [
-        "parity/limits.toml:9: ids='*/llm.layer.*.prefill' matches no known id; "
-        "the nearest is 'm/llm.layer.00.prefil'"
+        "parity/limits.toml:9: ids='*/llm.layer.*.prefill' matches no known id; the nearest is 'm/llm.layer.00.prefil'"
     ]
 
 

@@ -120,9 +120,7 @@ def test_failed_build_leaves_nothing(tmp_path: Path, error: BaseException) -> No
 
 def test_full_disk_is_said(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(
-        UnjudgedError, match=r"m/vision\.embed cannot be built: the disk .* is full, [\d,]+ bytes"
-    ):
+    with pytest.raises(UnjudgedError, match=r"m/vision\.embed cannot be built: the disk .* is full, [\d,]+ bytes"):
         Store(tmp_path).get("graphs", KEY, failing(full), name="m/vision.embed")
     assert names(tmp_path) == []
 
@@ -181,9 +179,7 @@ def test_damage_is_built_again(tmp_path: Path, damage: Callable[[Path], None]) -
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_refused_where_building_is_forbidden(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_damage_is_refused_where_building_is_forbidden(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     damage(Store(tmp_path).get("graphs", KEY, Builder()))
     with pytest.raises(UnjudgedError) as caught:
         Store(tmp_path, build=False).get(

@@ -110,11 +110,7 @@ def test_the_runtime_needs_numpy_ncnn_pillow_and_jinja2_only() -> None:
 
 
 def test_the_harness_knows_neither_torch_nor_ncnn() -> None:
-    own = {
-        name
-        for name, paths in foreign(ROOT / "harness").items()
-        if not all(p.startswith("test_") for p in paths)
-    }
+    own = {name for name, paths in foreign(ROOT / "harness").items() if not all(p.startswith("test_") for p in paths)}
 
     assert not own & {"torch", "ncnn", "pnnx", "transformers", "tokenizers"}
 
@@ -147,9 +143,7 @@ def test_text_is_split_by_our_own_tables() -> None:
 
 def missing_parts(folder: Path, model: str) -> list[str]:
     """Paths of the files that a model lacks, under the house's folder."""
-    wanted = [
-        f"references/{model}/{name}" for name in (*WITHOUT_TORCH, "model.py", "synthetic.py", "trace.py")
-    ]
+    wanted = [f"references/{model}/{name}" for name in (*WITHOUT_TORCH, "model.py", "synthetic.py", "trace.py")]
     wanted += [f"exporters/{model}.py", f"runtime/{model}.py"]
     return [path for path in wanted if not (folder / path).is_file()]
 
@@ -185,9 +179,7 @@ def missing_rewrites(model: str, rewrites: set[str], structures: dict[str, Struc
     """`path: name` of every structure without a rewritten layer, and of every layer without a structure."""
     path = f"exporters/{model}.py"
     lacking = [f"{path}: REWRITES[{name!r}]" for name in sorted(set(structures) - rewrites)]
-    return lacking + [
-        f"{path}: REWRITES[{name!r}] is of no structure" for name in sorted(rewrites - set(structures))
-    ]
+    return lacking + [f"{path}: REWRITES[{name!r}] is of no structure" for name in sorted(rewrites - set(structures))]
 
 
 def _path(module: ModuleType) -> str:

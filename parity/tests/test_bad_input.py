@@ -68,9 +68,7 @@ class Refusal:
 
     def __call__(self, folder: Path, *arguments: str, says: list[str], name: str = MODEL) -> None:
         try:
-            code: object = runtime_main(
-                [name, "--model", str(folder), "--threads", "1", "-n", "2", *arguments]
-            )
+            code: object = runtime_main([name, "--model", str(folder), "--threads", "1", "-n", "2", *arguments])
         except SystemExit as ended:  # argparse
             code = ended.code
         out, err = self.capsys.readouterr()
@@ -146,17 +144,13 @@ def _a_folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize(
-    "make", [_text, _nothing, _cut, _no_pixels, _a_folder], ids=lambda make: make.__name__
-)
+@pytest.mark.parametrize("make", [_text, _nothing, _cut, _no_pixels, _a_folder], ids=lambda make: make.__name__)
 def test_an_unreadable_image(
     refusal: Refusal, model_folder: Path, picture: Path, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "bad.png"
     make(path)
-    refusal(
-        model_folder, "--image", str(picture), "--image", str(path), says=[f"image={path}", "save it as PNG"]
-    )
+    refusal(model_folder, "--image", str(picture), "--image", str(path), says=[f"image={path}", "save it as PNG"])
 
 
 def test_a_missing_image(refusal: Refusal, model_folder: Path, tmp_path: Path) -> None:
@@ -202,9 +196,7 @@ def test_a_graph_of_another_checkpoint(refusal: Refusal, own_folder: Path, suffi
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "norm.bin", "embed_tokens.bin"])
-def test_a_file_of_another_checkpoint_beside_the_graphs(
-    refusal: Refusal, own_folder: Path, name: str
-) -> None:
+def test_a_file_of_another_checkpoint_beside_the_graphs(refusal: Refusal, own_folder: Path, name: str) -> None:
     path = own_folder / name
     replace(path, path.read_bytes()[:-4])
     refusal(own_folder, says=[str(path), "other hash", "export the model again"])
@@ -212,9 +204,7 @@ def test_a_file_of_another_checkpoint_beside_the_graphs(
     refusal(own_folder, says=[str(path), "is missing", "export the model again"])
 
 
-def test_a_file_that_may_not_be_read(
-    refusal: Refusal, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_not_be_read(refusal: Refusal, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(folder: Path) -> Manifest:
         raise PermissionError(13, "Permission denied", str(folder / "manifest.json"))
 
@@ -294,9 +284,7 @@ def test_the_runtime_answers_without_torch(model_folder: Path, picture: Path, ba
     tokens = list(pipeline.generate([load_image(picture)], PROMPT, 8))
     ids, text = [token.id for token in tokens], "".join(token.text for token in tokens)
     arguments = asking(model_folder, "--image", str(picture), "-n", "8")
-    processes = [
-        program(*arguments, *flags, env=bare) for flags in (["--json"], ["--ids"], ["--mode", "streaming"])
-    ]
+    processes = [program(*arguments, *flags, env=bare) for flags in (["--json"], ["--ids"], ["--mode", "streaming"])]
     (_, as_json, _), (_, as_ids, _), (_, as_text, _) = results = [finished(process) for process in processes]
 
     assert [(code, err) for code, _, err in results] == [(0, "")] * 3
@@ -352,9 +340,7 @@ def fresh_home(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def verb(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """`python -m parity ...` in process: exit code and all that was printed."""
 
     def run(*arguments: str) -> tuple[int, str]:
@@ -473,9 +459,7 @@ def test_a_damaged_checkpoint_is_not_exported(
 def built(folder: Path) -> set[str]:
     """Kinds of artefacts that count as built; nothing half-written may lie beside them."""
     store = folder / "store"
-    artefacts = [
-        path for kind in store.iterdir() if not kind.is_symlink() for path in kind.iterdir() if path.is_dir()
-    ]
+    artefacts = [path for kind in store.iterdir() if not kind.is_symlink() for path in kind.iterdir() if path.is_dir()]
     assert [path for path in artefacts if not (path / "complete.json").is_file()] == []
     return {path.parent.name for path in artefacts}
 

@@ -235,9 +235,7 @@ def test_a_damaged_folder_is_refused_by_name(folder: Path, plant: Callable[[Path
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UnjudgedError, match=r"checkpoint folder .*nowhere does not exist; pass CHECKPOINT=DIR"
-    ):
+    with pytest.raises(UnjudgedError, match=r"checkpoint folder .*nowhere does not exist; pass CHECKPOINT=DIR"):
         Checkpoint(tmp_path / "nowhere")
 
 
@@ -246,9 +244,7 @@ def test_weights_that_are_not_finite_are_refused(folder: Path, bad: float) -> No
     _replace(folder, "norm.weight", torch.tensor([1, bad, 1, bad], dtype=torch.bfloat16))
     checkpoint = Checkpoint(folder, SHAPES)
 
-    with pytest.raises(
-        UnjudgedError, match=r"model-00003.*tensor norm.weight holds 2 NaN or Inf; .*fetch it again"
-    ):
+    with pytest.raises(UnjudgedError, match=r"model-00003.*tensor norm.weight holds 2 NaN or Inf; .*fetch it again"):
         checkpoint.tensor("norm.weight")
 
 
@@ -256,9 +252,7 @@ def test_quantised_weights_are_refused(folder: Path) -> None:
     _replace(folder, "norm.weight", torch.ones(4, dtype=torch.int8))
     checkpoint = Checkpoint(folder, SHAPES)
 
-    with pytest.raises(
-        UnjudgedError, match=r"norm.weight has dtype torch.int8, but should be bfloat16, float16"
-    ):
+    with pytest.raises(UnjudgedError, match=r"norm.weight has dtype torch.int8, but should be bfloat16, float16"):
         checkpoint.tensor("norm.weight")
 
 
@@ -269,9 +263,7 @@ def test_a_tensor_that_nobody_stored_is_refused(folder: Path) -> None:
 
 def test_a_misplaced_tensor_is_refused_when_it_is_read(folder: Path) -> None:
     _drop_from_shard(folder)
-    with pytest.raises(
-        UnjudgedError, match=r"tensor norm.weight is not in the shard that .*fetch the file again"
-    ):
+    with pytest.raises(UnjudgedError, match=r"tensor norm.weight is not in the shard that .*fetch the file again"):
         Checkpoint(folder).tensor("norm.weight")
 
 
@@ -303,9 +295,7 @@ def test_the_generator_gives_the_same_numbers_in_any_blocks(monkeypatch: pytest.
 
 
 def test_every_seed_and_name_has_numbers_of_its_own() -> None:
-    made = [
-        generator.tensor(seed, name, (4096,), mean=0, std=1) for seed in (1, 2) for name in ("a", "b", "1/a")
-    ]
+    made = [generator.tensor(seed, name, (4096,), mean=0, std=1) for seed in (1, 2) for name in ("a", "b", "1/a")]
 
     assert np.abs(np.corrcoef(made) - np.eye(len(made))).max() < 0.08  # 5 sigma
 
@@ -373,8 +363,7 @@ def test_a_part_of_a_checkpoint_holds_the_weights_of_the_whole(tmp_path: Path) -
 
 def test_every_tensor_of_the_tiny_checkpoint_has_numbers_of_its_own() -> None:
     blocks = {
-        bits.flatten()[:32].view(torch.int16).numpy().tobytes()
-        for _, bits in synthetic._tensors(config.TINY, ("*",))
+        bits.flatten()[:32].view(torch.int16).numpy().tobytes() for _, bits in synthetic._tensors(config.TINY, ("*",))
     }
 
     assert len(blocks) == len(tensors(config.sizes(config.TINY)))

@@ -83,9 +83,7 @@ def perturb(weights: dict[str, Floats]) -> None:
 
 
 @pytest.mark.parametrize("part", ["vision", "prefill", "dqkv", "dattn"])
-def test_logits_leave_their_limits_when_one_graph_is_perturbed(
-    part: str, session: Session, tmp_path: Path
-) -> None:
+def test_logits_leave_their_limits_when_one_graph_is_perturbed(part: str, session: Session, tmp_path: Path) -> None:
     """Each graph of the part alone: 1 % of its weights' size is enough to be seen in the logits."""
     workspace = session.workspaces[MODEL]
     exporter, dump = workspace.exporter, workspace.dump("smallest")

@@ -195,16 +195,12 @@ def test_a_missing_file_of_a_graph_is_refused(embed: tuple[Path, Graph], suffix:
     folder, graph = embed
     path = folder / f"{graph.id}.{suffix}"
     path.unlink()
-    with pytest.raises(
-        InputError, match=rf"{graph.id}: .*vision.embed.{suffix} is missing; export the model"
-    ):
+    with pytest.raises(InputError, match=rf"{graph.id}: .*vision.embed.{suffix} is missing; export the model"):
         load_net(folder, graph, threads=1, verify=False)
 
 
 @pytest.mark.parametrize("suffix", ["param", "bin"])
-@pytest.mark.parametrize(
-    "change", [lambda data: data[:-4], lambda data: data + b"\0" * 4], ids=["cut", "longer"]
-)
+@pytest.mark.parametrize("change", [lambda data: data[:-4], lambda data: data + b"\0" * 4], ids=["cut", "longer"])
 def test_a_file_of_another_hash_is_refused(embed: tuple[Path, Graph], suffix: str, change: Any) -> None:
     folder, graph = embed
     path = folder / f"{graph.id}.{suffix}"
@@ -217,9 +213,7 @@ def test_a_short_bin_is_refused_by_its_return_code(embed: tuple[Path, Graph]) ->
     folder, graph = embed
     path = folder / graph.bin
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(
-        InputError, match=r"ncnn cannot load .*vision.embed.bin; export the model again \(code -"
-    ):
+    with pytest.raises(InputError, match=r"ncnn cannot load .*vision.embed.bin \(code -\d+\); export the model again"):
         load_net(folder, graph, threads=1, verify=False)
 
 
@@ -228,7 +222,7 @@ def test_a_garbage_param_is_refused_by_its_return_code(embed: tuple[Path, Graph]
     folder, graph = embed
     (folder / graph.param).write_text(text, encoding="utf-8")
     with pytest.raises(
-        InputError, match=r"ncnn cannot load .*vision.embed.param; export the model again \(code -"
+        InputError, match=r"ncnn cannot load .*vision.embed.param \(code -\d+\); export the model again"
     ):
         load_net(folder, graph, threads=1, verify=False)
 
@@ -238,17 +232,13 @@ def test_a_param_with_other_blob_names_is_refused(embed: tuple[Path, Graph], old
     folder, graph = embed
     path = folder / graph.param
     path.write_text(path.read_text(encoding="utf-8").replace(old, f"{kind}7"), encoding="utf-8")
-    with pytest.raises(
-        InputError, match=rf"the {kind}puts of .* are \['{kind}7'\], but should be \['{kind}0'\]"
-    ):
+    with pytest.raises(InputError, match=rf"the {kind}puts of .* are \['{kind}7'\], but should be \['{kind}0'\]"):
         load_net(folder, graph, threads=1, verify=False)
 
 
 def _one_layer(folder: Path, layer: str, ports: int = 1) -> NcnnRunner:
     """A runner over one graph of one layer without weights: in0 (rows, 4) -> out0."""
-    (folder / "g.param").write_text(
-        f"7767517\n2 2\nInput in0 0 1 in0\n{layer} 1 1 in0 out0\n", encoding="utf-8"
-    )
+    (folder / "g.param").write_text(f"7767517\n2 2\nInput in0 0 1 in0\n{layer} 1 1 in0 out0\n", encoding="utf-8")
     (folder / "g.bin").write_bytes(b"")
     outputs = tuple(Port(f"out{number}", ("rows", 4)) for number in range(ports))
     graph = Graph("made/up", "g.param", "g.bin", (Port("x", ("rows", 4)),), outputs, {})
@@ -270,14 +260,10 @@ def test_nan_in_an_output_is_refused_where_that_is_asked(tmp_path: Path) -> None
     given = _array(2, 4)
     given[1, 2] = np.nan
 
-    (tmp_path / "g.param").write_text(
-        "7767517\n2 2\nInput in0 0 1 in0\nBinaryOp a 1 1 in0 out0 0=0 1=1 2=1.0\n"
-    )
+    (tmp_path / "g.param").write_text("7767517\n2 2\nInput in0 0 1 in0\nBinaryOp a 1 1 in0 out0 0=0 1=1 2=1.0\n")
     assert np.isnan(runner.run("made/up", {"x": given})["out0"]).sum() == 1
     runner.finite = True
-    with pytest.raises(
-        InputError, match=r"made/up output out0 holds 1 NaN or Inf; find the cause: python -m parity"
-    ):
+    with pytest.raises(InputError, match=r"made/up output out0 holds 1 NaN or Inf; find the cause: python -m parity"):
         runner.run("made/up", {"x": given})
 
 
@@ -287,18 +273,14 @@ def test_an_unknown_graph_is_refused(runner: NcnnRunner) -> None:
 
 
 def test_an_unknown_weight_mode_is_refused(manifest: Manifest) -> None:
-    with pytest.raises(
-        InputError, match="weight mode is 'nonsense', but should be one of resident, streaming"
-    ):
+    with pytest.raises(InputError, match="weight mode is 'nonsense', but should be one of resident, streaming"):
         NcnnRunner(manifest, mode="nonsense")
 
 
 def test_a_file_beside_the_graphs_that_was_altered_is_refused(manifest: Manifest, own: Manifest) -> None:
     for name in manifest.files:
         (own.folder / name).write_bytes(b"")
-        with pytest.raises(
-            InputError, match=rf"{name} is not the file that manifest.json lists \(other hash\)"
-        ):
+        with pytest.raises(InputError, match=rf"{name} is not the file that manifest.json lists \(other hash\)"):
             NcnnRunner(replace(own, files={name: manifest.files[name]}))
         (own.folder / name).unlink()
         with pytest.raises(InputError, match=rf"{name} is missing; export the model again"):
@@ -308,9 +290,7 @@ def test_a_file_beside_the_graphs_that_was_altered_is_refused(manifest: Manifest
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"graphs": [{}]}', '{"graphs": 1}'])
 def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
-    with pytest.raises(
-        InputError, match=r"manifest.json is no manifest of an exported model .*export the model again"
-    ):
+    with pytest.raises(InputError, match=r"manifest.json is no manifest of an exported model .*export the model again"):
         Manifest.read(tmp_path)
 
 
@@ -355,9 +335,7 @@ def test_inputs_of_another_shape_are_refused(wrong: dict[str, tuple[int, ...]], 
 
 
 def test_an_empty_input_is_refused(runner: NcnnRunner) -> None:
-    with pytest.raises(
-        InputError, match=r"vision.embed input pixel_values has shape \(0, 768\): it is empty"
-    ):
+    with pytest.raises(InputError, match=r"vision.embed input pixel_values has shape \(0, 768\): it is empty"):
         runner.run("youtu_vl/vision.embed", {"pixel_values": np.zeros((0, 768), np.float32)})
 
 
@@ -415,9 +393,7 @@ def test_a_table_gives_its_rows_and_logits_as_float32(tmp_path: Path, dtype: str
 
 
 @pytest.mark.parametrize("block", [1, 3, 10, 11, 12])
-def test_logits_are_whole_at_every_block_edge(
-    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_whole_at_every_block_edge(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.random.default_rng(1).integers(-9, 9, (11, 6)).astype(np.float32)
     monkeypatch.setattr(runtime_table, "_BLOCK_ROWS", block)
 
@@ -426,26 +402,18 @@ def test_logits_are_whole_at_every_block_edge(
 
 @pytest.mark.parametrize("bad", [-1, 11, 4_000_000_000])
 def test_an_id_outside_the_table_is_refused(tmp_path: Path, bad: int) -> None:
-    with pytest.raises(
-        InputError, match=f"token id {bad} is outside the table of 11 rows; .*export the model again"
-    ):
+    with pytest.raises(InputError, match=f"token id {bad} is outside the table of 11 rows; .*export the model again"):
         _table(tmp_path, _array(11, 6), "float32").embed([0, bad, 10])
 
 
 def test_a_table_of_another_size_or_dtype_is_refused(tmp_path: Path) -> None:
     _table(tmp_path, _array(11, 6), "float32")
     entry = {"file": "t.bin", "dtype": "float32", "shape": [11, 6]}
-    with pytest.raises(
-        InputError, match=r"t.bin has 264 bytes, but should have 288 bytes; export the model again"
-    ):
+    with pytest.raises(InputError, match=r"t.bin has 264 bytes, but should have 288 bytes; export the model again"):
         Table(tmp_path, entry | {"shape": [12, 6]})
-    with pytest.raises(
-        InputError, match=r"none.bin is missing, but should have 264 bytes; export the model again"
-    ):
+    with pytest.raises(InputError, match=r"none.bin is missing, but should have 264 bytes; export the model again"):
         Table(tmp_path, entry | {"file": "none.bin"})
-    with pytest.raises(
-        InputError, match=r"t.bin has dtype int4, but should be one of float32, float16; export"
-    ):
+    with pytest.raises(InputError, match=r"t.bin has dtype int4, but should be one of float32, float16; export"):
         Table(tmp_path, entry | {"dtype": "int4"})
 
 
@@ -515,9 +483,7 @@ def test_a_template_that_does_not_parse_is_an_input_error() -> None:
 
 
 def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"has no chat template; copy chat_template.json into the checkpoint"
-    ):
+    with pytest.raises(InputError, match=r"has no chat template; copy chat_template.json into the checkpoint"):
         ChatTemplate.from_folder(tmp_path)
     found = []
     for name, text in (
@@ -555,9 +521,7 @@ def test_rotary_tables_of_a_step_are_rows_of_the_whole() -> None:
     whole = rotary_tables(0, 40, dim=64, theta=10000.0)
     for start in range(40):
         step = rotary_tables(start, 1, dim=64, theta=10000.0)
-        assert all(
-            np.array_equal(one, many[:, start : start + 1]) for one, many in zip(step, whole, strict=True)
-        )
+        assert all(np.array_equal(one, many[:, start : start + 1]) for one, many in zip(step, whole, strict=True))
 
 
 # ---- pipeline
@@ -572,9 +536,7 @@ def test_the_prompt_holds_one_placeholder_per_merged_cell(pipeline: Pipeline) ->
 
 
 @pytest.mark.parametrize(("text", "grids"), [("<|image_pad|>", []), ("<|image_pad|>", [(2, 2)])])
-def test_placeholders_in_the_text_are_refused(
-    pipeline: Pipeline, text: str, grids: list[tuple[int, int]]
-) -> None:
+def test_placeholders_in_the_text_are_refused(pipeline: Pipeline, text: str, grids: list[tuple[int, int]]) -> None:
     said = f"holds {len(grids) + 1} image placeholders, but there are {len(grids)} images; give pictures"
     with pytest.raises(InputError, match=said):
         pipeline.prompt(text, grids)
@@ -599,21 +561,15 @@ def test_image_rows_replace_the_placeholders_in_order(pipeline: Pipeline) -> Non
     assert not np.array_equal(pipeline.table.embed(ids)[0], rows[0])  # the table itself is left alone
 
 
-def test_a_context_too_short_is_refused_before_any_graph_is_run(
-    manifest: Manifest, pipeline: Pipeline
-) -> None:
+def test_a_context_too_short_is_refused_before_any_graph_is_run(manifest: Manifest, pipeline: Pipeline) -> None:
     needed = len(pipeline.prompt(PROMPT, [(2, 2)]).ids) + 3
     tight = Pipeline(manifest, Untouchable(), context=needed - 1)
-    said = (
-        f"prompt and answer need {needed} tokens, but the context holds {needed - 1}; pass a larger --context"
-    )
+    said = f"prompt and answer need {needed} tokens, but the context holds {needed - 1}; pass a larger --context"
     with pytest.raises(InputError, match=said):
         list(tight.generate([np.zeros((32, 32, 3), np.uint8)], PROMPT, 3))
 
 
-def test_a_context_that_just_suffices_does(
-    manifest: Manifest, runner: NcnnRunner, pipeline: Pipeline
-) -> None:
+def test_a_context_that_just_suffices_does(manifest: Manifest, runner: NcnnRunner, pipeline: Pipeline) -> None:
     needed = len(pipeline.prompt(PROMPT, []).ids) + 3
     pipeline.stop_ids = set()
     tight = Pipeline(manifest, runner, context=needed)
@@ -625,9 +581,7 @@ def test_a_context_that_just_suffices_does(
 
 
 def test_a_context_longer_than_the_models_positions_is_refused(manifest: Manifest) -> None:
-    with pytest.raises(
-        InputError, match="the context is 32769, but the model has 32768 positions; pass a smaller"
-    ):
+    with pytest.raises(InputError, match="the context is 32769, but the model has 32768 positions; pass a smaller"):
         Pipeline(manifest, Untouchable(), context=32769)
 
 
@@ -654,16 +608,12 @@ def test_a_step_asks_for_the_one_new_row_and_the_true_cache(manifest: Manifest, 
 def test_the_pieces_of_text_are_the_text_of_the_ids(pipeline: Pipeline) -> None:
     tokens = list(pipeline.generate([], PROMPT, 24))
 
-    assert "".join(token.text for token in tokens) == pipeline.tokenizer.decode(
-        [token.id for token in tokens]
-    )
+    assert "".join(token.text for token in tokens) == pipeline.tokenizer.decode([token.id for token in tokens])
     assert sum(bool(token.text) for token in tokens) > 12
     assert all(token.id == token.logits.argmax() for token in tokens)
 
 
-def test_an_answer_that_ends_inside_a_character_says_so(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_ends_inside_a_character_says_so(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (pipeline.tokenizer.token_id(symbol) for symbol in "Ã©")  # the bytes of an e with acute
     scripted = iter([first, second, first])
     monkeypatch.setattr(pipeline, "choose", lambda logits: next(scripted))
@@ -724,9 +674,7 @@ def _alter_config(own: Manifest, **values: Any) -> None:
 
 def test_a_configuration_without_a_key_is_refused(own: Manifest) -> None:
     _alter_config(own, image_token_id="gone", vision_config={"hidden_size": 8})
-    with pytest.raises(
-        InputError, match=r"config.json has no image_token_id, fullatt_block_indexes, .*export"
-    ):
+    with pytest.raises(InputError, match=r"config.json has no image_token_id, fullatt_block_indexes, .*export"):
         Pipeline(own, Untouchable())
 
 
@@ -734,17 +682,13 @@ def test_a_configuration_without_a_key_is_refused(own: Manifest) -> None:
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_broken_configuration_is_refused(own: Manifest, name: str, text: str) -> None:
     (own.folder / name).write_text(text, encoding="utf-8")
-    with pytest.raises(
-        InputError, match=f"{name} (cannot be read|holds a JSON list).*export the model again"
-    ):
+    with pytest.raises(InputError, match=f"{name} (cannot be read|holds a JSON list).*export the model again"):
         Pipeline(own, Untouchable())
 
 
 def test_a_short_norm_is_refused(own: Manifest) -> None:
     os.truncate(own.folder / "norm.bin", 40)
-    with pytest.raises(
-        InputError, match=r"norm.bin holds 10 numbers, but should hold 64; export the model again"
-    ):
+    with pytest.raises(InputError, match=r"norm.bin holds 10 numbers, but should hold 64; export the model again"):
         Pipeline(own, Untouchable())
 
 

@@ -19,9 +19,7 @@ from parity.workspace import ROOT, Choice, Workspace, case_names, home, shape_ca
 
 MODEL = "youtu_vl"
 LISTING = ("--collect-only", "parity/test_graphs.py", "parity/test_stages.py")
-GRAPH_TEST = re.compile(
-    r"parity/test_graphs\.py::test_graph\[(?P<id>[a-z0-9_./]+)-(?P<precision>\w+)-(?P<case>\w+)\]"
-)
+GRAPH_TEST = re.compile(r"parity/test_graphs\.py::test_graph\[(?P<id>[a-z0-9_./]+)-(?P<precision>\w+)-(?P<case>\w+)\]")
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,7 @@ class Suite:
         report.unlink(missing_ok=True)
         run = self.run("parity/test_graphs.py", f"--junitxml={report}", *arguments)
         assert report.is_file(), run.out + run.err
-        return run.code, {
-            test.attrib["name"]: _outcome(test) for test in ElementTree.parse(report).iter("testcase")
-        }
+        return run.code, {test.attrib["name"]: _outcome(test) for test in ElementTree.parse(report).iter("testcase")}
 
 
 def _outcome(test: ElementTree.Element) -> str:
@@ -143,8 +139,7 @@ def test_k_of_a_layer_chooses_its_three_graphs(suite: Suite, workspace: Workspac
     chosen = suite.run(*LISTING, "-k", "llm and layer.12").graph_tests
 
     assert Counter(name for name, _, _ in chosen) == {
-        f"{MODEL}/llm.layer.12.{part}": len(list(case_names(workspace)))
-        for part in ("prefill", "dqkv", "dattn")
+        f"{MODEL}/llm.layer.12.{part}": len(list(case_names(workspace))) for part in ("prefill", "dqkv", "dattn")
     }
 
 
@@ -234,9 +229,7 @@ def test_a_crash_is_the_red_test_of_its_graph_and_lf_finds_it(suite: Suite) -> N
 # ---- the verdict of a whole run
 
 
-def _record(
-    verdict: Verdict, claim: tuple[str, str, str] = (f"{MODEL}/vision.embed", "square", "isolated")
-) -> Record:
+def _record(verdict: Verdict, claim: tuple[str, str, str] = (f"{MODEL}/vision.embed", "square", "isolated")) -> Record:
     name, case, mode = claim
     return Record(Where(name, "hidden", case, mode), verdict)
 
@@ -273,18 +266,14 @@ def test_a_run_answers_every_claim_or_says_which_not() -> None:
     records = [_record("equal", claim) for claim in wanted]
 
     assert len(set(wanted)) == len(wanted)
-    assert Counter(
-        (case, mode) for name, case, mode in wanted if ".layer." in name or "/vision." in name
-    ) == {
+    assert Counter((case, mode) for name, case, mode in wanted if ".layer." in name or "/vision." in name) == {
         **{("smallest", mode): 149 for mode in ("isolated", "chained")},
         **{("text_only", mode): 120 for mode in ("isolated", "chained")},
         **{(case, "isolated"): 149 for case in shape_cases()},
     }
     graphs = {name for name, _, _ in wanted} & set(workspaces[0].graphs)
     around = [(name.partition("/")[2], case) for name, case, _ in wanted if name not in graphs]
-    assert around == [(name, "smallest") for name in stages(True)] + [
-        (name, "text_only") for name in stages(False)
-    ]
+    assert around == [(name, "smallest") for name in stages(True)] + [(name, "text_only") for name in stages(False)]
     assert missing_verdicts(records, workspaces) == []
     for place in (0, 200, len(wanted) - 1):
         name, case, mode = wanted[place]

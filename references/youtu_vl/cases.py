@@ -16,12 +16,8 @@ CASES = (
         (crop("china.jpg", 150, 40, 352, 352),),
         about="352x352, grid 22x22, partial windows",
     ),
-    Case(
-        "banner", DESCRIBE, (scaled("china.jpg", 1468, 220),), about="1468x220, grid 14x92, 322 image tokens"
-    ),
-    Case(
-        "upright", "What is in the picture?", (scaled("flower.jpg", 500, 330),), about="330x500, grid 22x32"
-    ),
+    Case("banner", DESCRIBE, (scaled("china.jpg", 1468, 220),), about="1468x220, grid 14x92, 322 image tokens"),
+    Case("upright", "What is in the picture?", (scaled("flower.jpg", 500, 330),), about="330x500, grid 22x32"),
     Case(
         "smallest",
         "What colours do you see?",

@@ -77,12 +77,8 @@ def graphs(sizes: Sizes) -> list[Graph]:
     """All graphs in execution order: vision, prefill of every layer, then one decode step."""
     kinds = structures(sizes)
     every = [Graph(f"{MODEL}/vision.embed", kinds["vision.embed"], None, {"pixel_values": ("pixel_values",)})]
-    every += [
-        _vision_layer(kinds["vision.layer"], index, sizes) for index in range(sizes.vision.num_hidden_layers)
-    ]
-    every.append(
-        Graph(f"{MODEL}/vision.tail", kinds["vision.tail"], None, {"hidden": ("vision.unpermuted",)})
-    )
+    every += [_vision_layer(kinds["vision.layer"], index, sizes) for index in range(sizes.vision.num_hidden_layers)]
+    every.append(Graph(f"{MODEL}/vision.tail", kinds["vision.tail"], None, {"hidden": ("vision.unpermuted",)}))
     layers = range(sizes.text.num_hidden_layers)
     every += [_prefill(kinds["llm.layer.prefill"], index) for index in layers]
     for index in layers:

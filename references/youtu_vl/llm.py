@@ -5,6 +5,7 @@ cut where the port keeps its cache: at the expanded key and value.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from transformers.models.youtu.modeling_youtu import (
     eager_attention_forward,
 )
 
+from references.kinds import Function, Kind
 from references.youtu_vl.config import TextSizes
+from references.youtu_vl.weights import TEXT_LAYER
 
 MASKED = -1e9  # finite, and exp() of it is exactly 0
 
@@ -66,9 +69,7 @@ def causal_mask(count: int) -> Tensor:
     return torch.full((count, count), MASKED).triu(1)[None]
 
 
-def prefill(
-    layer: YoutuDecoderLayer, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor
-) -> dict[str, Tensor]:
+def prefill(layer: YoutuDecoderLayer, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """(T, C), (1, T, rope) twice, (1, T, T) -> hidden (T, C), key and value (heads, T, d)."""
     cache = _OneLayerCache()
     out = layer(hidden[None], attention_mask=mask[None], cache=cache, position_embeddings=(cos, sin))
@@ -97,9 +98,7 @@ def dattn(
 ) -> dict[str, Tensor]:
     """(T, C), (heads, T, qk), (heads, L, qk), (heads, L, v), (1, T, L) -> hidden (T, C)."""
     attention = layer.self_attn
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-        attention.config._attn_implementation, eager_attention_forward
-    )
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, eager_attention_forward)
     mixed, _ = attend(attention, query[None], key[None], value[None], mask[None], scaling=attention.scaling)
     out = hidden[None] + attention.o_proj(mixed.flatten(2))
     return {"hidden": (out + layer.mlp(layer.post_attention_layernorm(out)))[0]}
@@ -130,11 +129,45 @@ class _RMSNorm(nn.Module):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
 
+class Decoder:
+    """The whole decoder, layer by layer over one cache of transformers."""
+
+    def __init__(self, text: TextSizes, layer: Callable[[int], YoutuDecoderLayer]) -> None:
+        self.text, self.layer = text, layer
+        self.config = configuration(text)
+        self.cache = DynamicCache()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows (T, C) that follow what was given before -> hidden rows (T, C)."""
+        past = self.cache.get_seq_length()
+        mask = torch.cat([torch.zeros(1, len(rows), past), causal_mask(len(rows))], dim=-1)  # (1, T, past + T)
+        tables = rotary_tables(self.config, past, len(rows))
+        hidden = rows[None]
+        with torch.no_grad():
+            for index in range(self.text.num_hidden_layers):
+                layer = self.layer(index)
+                hidden = layer(hidden, attention_mask=mask[None], cache=self.cache, position_embeddings=tables)
+        return hidden[0]
+
+
+def new_norm(text: TextSizes) -> YoutuRMSNorm:
+    """The final norm, its weight still to be given."""
+    return YoutuRMSNorm(text.hidden_size, eps=text.rms_norm_eps)
+
+
 class _OneLayerCache(DynamicCache):
     """Keeps what one layer writes to the cache: the latent and the rotated shared key."""
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, **_: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, **_: object) -> tuple[Tensor, Tensor]:
         self.latents = (key_states, value_states)
         return self.latents
+
+
+KINDS = {
+    "llm.layer": Kind(lambda s, index: YoutuDecoderLayer(configuration(s.text), index), {"": TEXT_LAYER}, to_double)
+}
+FUNCTIONS: dict[str, tuple[str, Function]] = {
+    "llm.layer.prefill": ("llm.layer", prefill),
+    "llm.layer.dqkv": ("llm.layer", dqkv),
+    "llm.layer.dattn": ("llm.layer", dattn),
+}

@@ -4,8 +4,8 @@ Layers are read from the checkpoint when they are needed; as many as fit into LA
 But: greedy only, no sampling, no repetition penalty: what a port must reproduce id for id.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,20 +14,16 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedTokenizerFast
-from transformers.models.youtu.modeling_youtu import YoutuDecoderLayer, YoutuRMSNorm
 
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
 from references.checkpoint import Checkpoint
-from references.youtu_vl import image, llm, vision
-from references.youtu_vl.config import Sizes, sizes
+from references.kinds import Tensors
+from references.youtu_vl import image
+from references.youtu_vl.config import sizes
 from references.youtu_vl.graphs import graphs
-from references.youtu_vl.weights import TEXT_LAYER, VISION, VISION_LAYER
 
 LAYER_CACHE_BYTES = 2 << 30
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,63 +34,6 @@ class Prompt:
     ids: list[int]  # placeholders expanded
 
 
-class Tail(nn.Module):
-    """The graph `vision.tail`: the tower's last norm and the merger."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        self.post_layernorm = nn.LayerNorm(sizes.vision.hidden_size, eps=sizes.vision.layer_norm_eps)
-        self.merger = vision.Merger(sizes.vision)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(1, N, C) in merge-block order -> (1, cells, out)."""
-        return self.merger(self.post_layernorm(hidden))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How one kind of module is made, and where its weights stand: own prefix -> checkpoint prefix."""
-
-    make: Callable[[Sizes, int], nn.Module]
-    prefixes: Mapping[str, str]
-    to_double: Callable[[Any], nn.Module] = lambda module: copy.deepcopy(module).double()
-
-
-KINDS: dict[str, Kind] = {
-    "vision.embed": Kind(lambda s, _: vision.Embeddings(s.vision), {"": VISION + "embeddings."}),
-    "vision.layer": Kind(lambda s, _: vision.EncoderLayer(s.vision), {"": VISION_LAYER}),
-    "vision.tail": Kind(
-        lambda s, _: Tail(s), {"post_layernorm.": VISION + "post_layernorm.", "merger.": "merger."}
-    ),
-    "llm.layer": Kind(
-        lambda s, index: YoutuDecoderLayer(llm.configuration(s.text), index), {"": TEXT_LAYER}, llm.to_double
-    ),
-}
-
-
-def _vision_embed(module: nn.Module, pixel_values: Tensor) -> Tensors:
-    return {"hidden": module(pixel_values)[0]}
-
-
-def _vision_layer(module: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensors:
-    return {"hidden": module(hidden[None], cos[0], sin[0], mask[0])[0]}
-
-
-def _vision_tail(module: nn.Module, hidden: Tensor) -> Tensors:
-    return {"rows": module(hidden[None])[0]}
-
-
-# structure -> (kind of module behind it, its function of the structure's inputs)
-FUNCTIONS: dict[str, tuple[str, Callable[..., Tensors]]] = {
-    "vision.embed": ("vision.embed", _vision_embed),
-    "vision.layer": ("vision.layer", _vision_layer),
-    "vision.tail": ("vision.tail", _vision_tail),
-    "llm.layer.prefill": ("llm.layer", llm.prefill),
-    "llm.layer.dqkv": ("llm.layer", llm.dqkv),
-    "llm.layer.dattn": ("llm.layer", llm.dattn),
-}
-
-
 class Reference:
     """Youtu-VL in fp32 over a checkpoint folder."""
 
@@ -102,15 +41,15 @@ class Reference:
         self.checkpoint = checkpoint
         self.sizes = sizes(checkpoint.config)
         self.graphs = {graph.id: graph for graph in graphs(self.sizes)}
-        self.config = llm.configuration(self.sizes.text)
         self._modules: dict[tuple[str, int], nn.Module] = {}
 
     def run(self, graph: Graph, inputs: Mapping[str, Tensor], *, double: bool = False) -> Tensors:
         """Outputs of one graph from inputs shaped as its ports; in float64 to measure the noise floor."""
-        kind, function = FUNCTIONS[graph.structure.name]
+        tower = _tower(graph.structure.name)
+        kind, function = tower.FUNCTIONS[graph.structure.name]
         module = self.module(kind, graph.index or 0)
         if double:
-            module = KINDS[kind].to_double(module)
+            module = tower.KINDS[kind].to_double(module)
         dtype = torch.float64 if double else torch.float32
         with torch.no_grad():
             return function(module, **{name: value.to(dtype) for name, value in inputs.items()})
@@ -135,9 +74,7 @@ class Reference:
             raise UnjudgedError(
                 f"the prompt holds {len(rest)} {placeholder}, but should hold {len(grids)}, one per image"
             )
-        expanded = head + "".join(
-            placeholder * self.cells(grid) + part for grid, part in zip(grids, rest, strict=True)
-        )
+        expanded = head + "".join(placeholder * self.cells(grid) + part for grid, part in zip(grids, rest, strict=True))
         return Prompt(rendered, self.encode(expanded))
 
     def preprocess(self, picture: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
@@ -156,10 +93,7 @@ class Reference:
     @property
     def stop_ids(self) -> set[int]:
         """Ids that end the text: what generation_config.json and config.json name."""
-        named = [
-            self.checkpoint.json(name).get("eos_token_id")
-            for name in ("generation_config.json", "config.json")
-        ]
+        named = [self.checkpoint.json(name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
         return {i for ids in named if ids is not None for i in (ids if isinstance(ids, list) else [ids])}
 
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -173,16 +107,15 @@ class Reference:
 
     def greedy(self, embeds: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
         """Up to `count` greedy ids with their logits (vocab,), for a prompt's fused rows (T, C)."""
-        cache = DynamicCache()
-        hidden = self._layers(embeds, llm.causal_mask(len(embeds)), cache)
+        decoder = _tower("llm").Decoder(self.sizes.text, lambda index: self.module("llm.layer", index))
+        hidden = decoder.forward(embeds)
         for _ in range(count):
             logits = self.logits(hidden[-1:])[0]
             token = int(logits.argmax())
             yield token, logits
             if token in self.stop_ids:
                 return
-            mask = torch.zeros(1, 1, cache.get_seq_length() + 1)
-            hidden = self._layers(self.embed([token]), mask, cache)
+            hidden = decoder.forward(self.embed([token]))
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, nothing added."""
@@ -194,18 +127,11 @@ class Reference:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def _layers(self, rows: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
-        tables = llm.rotary_tables(self.config, cache.get_seq_length(), len(rows))
-        hidden = rows[None]
-        with torch.no_grad():
-            for index in range(self.sizes.text.num_hidden_layers):
-                layer = self.module("llm.layer", index)
-                hidden = layer(hidden, attention_mask=mask[None], cache=cache, position_embeddings=tables)
-        return hidden[0]
-
     def _render(self, text: str, images: int) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
         conversation: Any = [{"role": "user", "content": content}]
+        from transformers import PreTrainedTokenizerFast  # seconds, which graphs alone do not need
+
         rendered = PreTrainedTokenizerFast(tokenizer_object=self._tokenizer).apply_chat_template(
             conversation, chat_template=self._chat_template(), tokenize=False, add_generation_prompt=True
         )
@@ -219,16 +145,15 @@ class Reference:
             template = self.checkpoint.json(name).get("chat_template")
             if template:
                 return str(template)
-        raise UnjudgedError(
-            f"checkpoint {self.checkpoint.folder} has no chat template; add chat_template.json"
-        )
+        raise UnjudgedError(f"checkpoint {self.checkpoint.folder} has no chat template; add chat_template.json")
 
     def _load(self, kind: str, index: int) -> nn.Module:
+        found = _tower(kind).KINDS[kind]
         with torch.device("meta"):
-            module = KINDS[kind].make(self.sizes, index).eval()
+            module = found.make(self.sizes, index).eval()
         tensors = {}
         for name in module.state_dict():
-            own, prefix = next((o, p) for o, p in KINDS[kind].prefixes.items() if name.startswith(o))
+            own, prefix = next((o, p) for o, p in found.prefixes.items() if name.startswith(o))
             tensors[name] = self.checkpoint.tensor(prefix.format(index=index) + name.removeprefix(own))
         return _assign(module, tensors)
 
@@ -242,8 +167,13 @@ class Reference:
 
     @cached_property
     def _norm(self) -> nn.Module:
-        norm = YoutuRMSNorm(self.sizes.text.hidden_size, eps=self.sizes.text.rms_norm_eps)
+        norm = _tower("llm").new_norm(self.sizes.text)
         return _assign(norm, {"weight": self.checkpoint.tensor("model.norm.weight")})
+
+
+def _tower(name: str) -> Any:
+    """The module that defines a tower: vision.py or llm.py, imported when first asked for."""
+    return importlib.import_module(f"references.youtu_vl.{name.partition('.')[0]}")
 
 
 def _assign(module: nn.Module, tensors: Tensors) -> nn.Module:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from references.cases import Case
-from references.dumping import Tensors, run_graphs
+from references.dumping import run_graphs
+from references.kinds import Tensors
 from references.lines import LINES
 from references.youtu_vl import llm, vision
 from references.youtu_vl.model import Reference
@@ -48,9 +49,7 @@ def _pictures(reference: Reference, case: Case, tensors: Tensors) -> list[tuple[
     return [grid for _, grid in done]
 
 
-def _vision(
-    reference: Reference, grids: list[tuple[int, int]], tensors: Tensors, floors: dict[str, float]
-) -> None:
+def _vision(reference: Reference, grids: list[tuple[int, int]], tensors: Tensors, floors: dict[str, float]) -> None:
     tables = vision.tables(grids, reference.sizes.vision)
     tensors |= {
         "vision.order": tables.order,
@@ -59,9 +58,7 @@ def _vision(
         "vision.window_mask": tables.window_mask[None],
         "vision.full_mask": tables.full_mask[None],
     }
-    embed, *layers, tail = (
-        graph for graph in reference.graphs.values() if graph.structure.name.startswith("vision.")
-    )
+    embed, *layers, tail = (graph for graph in reference.graphs.values() if graph.structure.name.startswith("vision."))
     run_graphs(reference, [embed], tensors, floors)
     tensors["vision.permuted"] = tensors["vision.embed.hidden"][tables.order]
     run_graphs(reference, layers, tensors, floors)
@@ -70,8 +67,9 @@ def _vision(
 
 
 def _prefill(reference: Reference, ids: list[int], tensors: Tensors, floors: dict[str, float]) -> None:
+    config = llm.configuration(reference.sizes.text)
     tensors["prefill.embeds"] = fuse(reference, ids, tensors)
-    cos, sin = llm.rotary_tables(reference.config, 0, len(ids))
+    cos, sin = llm.rotary_tables(config, 0, len(ids))
     tensors |= {"prefill.cos": cos, "prefill.sin": sin, "prefill.mask": llm.causal_mask(len(ids))}
     run_graphs(reference, _of(reference, "llm.layer.prefill"), tensors, floors)
 
@@ -80,7 +78,7 @@ def _decode_step(reference: Reference, length: int, tensors: Tensors, floors: di
     """The first step after the prompt, graph by graph."""
     last = reference.sizes.text.num_hidden_layers - 1
     token = int(reference.logits(tensors[f"llm.layer.{last:02d}.prefill.hidden"][-1:]).argmax())
-    cos, sin = llm.rotary_tables(reference.config, length, 1)
+    cos, sin = llm.rotary_tables(llm.configuration(reference.sizes.text), length, 1)
     tensors |= {"decode.embeds": reference.embed([token]), "decode.cos": cos, "decode.sin": sin}
     tensors["decode.mask"] = torch.zeros(1, 1, length + 1)
     run_graphs(reference, _of(reference, "llm.layer.dqkv", "llm.layer.dattn"), tensors, floors)

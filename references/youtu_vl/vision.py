@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from references.kinds import Function, Kind, Tensors
 from references.youtu_vl.config import VisionSizes
+from references.youtu_vl.weights import VISION, VISION_LAYER
 
 Grids = Sequence[tuple[int, int]]  # (rows, columns) of patches of each picture, both even
 
@@ -109,9 +111,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(C, C)
         self.out_proj = nn.Linear(C, C)
 
-    def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """(1, N, C) -> (1, N, C)."""
         q, k, v = (self.split(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))  # (1, H, N, D)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -147,9 +147,7 @@ class EncoderLayer(nn.Module):
         self.layer_norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.mlp = MLP(sizes)
 
-    def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """(1, N, C), tables (N, D) and mask (N, N) in the same order of rows -> (1, N, C)."""
         hidden = hidden + self.self_attn(self.layer_norm1(hidden), cos, sin, mask)
         return hidden + self.mlp(self.layer_norm2(hidden))
@@ -277,3 +275,44 @@ class Vision(nn.Module):
     def tail(self, hidden: torch.Tensor) -> torch.Tensor:
         """(1, N, C), back in merge-block order -> (1, N / 4, out)."""
         return self.merger(self.siglip2.vision_model.post_layernorm(hidden))
+
+
+class Tail(nn.Module):
+    """The graph `vision.tail`: the tower's last norm and the merger."""
+
+    def __init__(self, sizes: VisionSizes):
+        super().__init__()
+        self.post_layernorm = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
+        self.merger = Merger(sizes)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(1, N, C) in merge-block order -> (1, N / 4, out)."""
+        return self.merger(self.post_layernorm(hidden))
+
+
+def _embed(module: nn.Module, pixel_values: torch.Tensor) -> Tensors:
+    return {"hidden": module(pixel_values)[0]}
+
+
+def _layer(
+    module: nn.Module, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
+) -> Tensors:
+    return {"hidden": module(hidden[None], cos[0], sin[0], mask[0])[0]}
+
+
+def _tail(module: nn.Module, hidden: torch.Tensor) -> Tensors:
+    return {"rows": module(hidden[None])[0]}
+
+
+KINDS = {
+    "vision.embed": Kind(lambda s, _: Embeddings(s.vision), {"": VISION + "embeddings."}),
+    "vision.layer": Kind(lambda s, _: EncoderLayer(s.vision), {"": VISION_LAYER}),
+    "vision.tail": Kind(
+        lambda s, _: Tail(s.vision), {"post_layernorm.": VISION + "post_layernorm.", "merger.": "merger."}
+    ),
+}
+FUNCTIONS: dict[str, tuple[str, Function]] = {
+    "vision.embed": ("vision.embed", _embed),
+    "vision.layer": ("vision.layer", _layer),
+    "vision.tail": ("vision.tail", _tail),
+}
