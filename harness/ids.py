@@ -9,7 +9,6 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
-from pathlib import Path
 
 from harness.errors import UnjudgedError
 
@@ -51,10 +50,6 @@ class GraphId:
         """The id without its model: `llm.layer.12.dattn`."""
         index = None if self.index is None else f"{self.index:02d}"
         return ".".join(word for word in (self.tower, self.block, index, self.part) if word is not None)
-
-    def path(self, root: Path, suffix: str = "") -> Path:
-        """Where this graph's file or folder is under root: `root/youtu_vl/llm.layer.12.dattn<suffix>`."""
-        return root / self.model / f"{self.name}{suffix}"
 
 
 def _fields(text: str) -> tuple[str, str, str | None, int | None, str | None] | None:

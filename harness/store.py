@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,6 @@ class Store:
             if _fault(folder, verify):  # nobody else built it while we waited
                 _build(folder, build, name or f"{kind}/{key}")
         return folder
-
-    def prune(self, kind: str, keep: Collection[str]) -> list[str]:
-        """Remove the artefacts of a kind whose keys are not to be kept; return their keys."""
-        found = [path.name for path in (self.root / kind).glob("*") if path.is_dir() and "." not in path.name]
-        gone = sorted(set(found) - set(keep))
-        for key in gone:
-            with self._lock(kind, key):
-                _remove(self.root / kind / key)
-        return gone
 
     def _lock(self, kind: str, key: str) -> FileLock:
         return FileLock(self.root / kind / f"{key}.lock")

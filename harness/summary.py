@@ -46,12 +46,6 @@ def summary(
         yield f"next: {rerun_all if missing or unreadable else when_green}"
 
 
-def is_green(records: Sequence[Record], order: Sequence[str], unreadable: Sequence[str] = ()) -> bool:
-    """Whether every id has a record, every record is equal, and every record could be read."""
-    judged = bool(records) and all(record.verdict == "equal" for record in records)
-    return judged and not unreadable and not _missing(records, order)
-
-
 def _in_order(records: Iterable[Record], order: Sequence[str]) -> list[Record]:
     """Sort by pipeline order, unknown ids last; records of one id keep their order."""
     place = {name: number for number, name in enumerate(order)}

@@ -3,7 +3,7 @@
 Hooks delegate; what they work on stands in `Session`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -156,12 +156,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note how far each case's chain must run for the selected tests."""
-    ours = session.config.stash[SESSION]
-    for item in session.items:
-        found = getattr(item, "callspec", None)
-        if found and "graph_case" in found.params:
-            workspace, name, case = found.params["graph_case"]
-            ours.last_graphs[workspace.model, case] = name  # items come in execution order
+    selected = [item.callspec.params.get("graph_case") for item in session.items if hasattr(item, "callspec")]
+    session.config.stash[SESSION].last_graphs = last_graphs(filter(None, selected))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -179,14 +175,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     seen = {record.where.id for record in found.records}
     session = config.stash[SESSION]
-    order = [name for name in pipeline_order(session.workspaces.values()) if name in seen]
+    everything = pipeline_order(session.workspaces.values())
+    order = [name for name in everything if name in seen]
     terminalreporter.section("parity")
     for line in summary(
         found.records,
         order,
         rerun=lambda name: f"pytest -k '{name}'",
         rerun_all="python -m parity run",
-        when_green="git commit",
+        when_green="git commit" if order == everything else "make parity",
         graphs=[name for name in order if any(name in workspace.graphs for workspace in session.workspaces.values())],
         unreadable=found.unreadable,
     ):
@@ -202,6 +199,16 @@ def pipeline_order(workspaces: Any) -> list[str]:
         order += list(workspace.graphs)
         order += [f"{workspace.model}/{name}" for name in after]
     return order
+
+
+def last_graphs(selected: Iterable[tuple[Workspace, str, str]]) -> dict[tuple[str, str], str]:
+    """(model, case) -> its last graph in execution order, whatever order the tests come in."""
+    last: dict[tuple[str, str], str] = {}
+    for workspace, name, case in selected:
+        place = list(workspace.graphs).index
+        before = last.setdefault((workspace.model, case), name)
+        last[workspace.model, case] = max(before, name, key=place)
+    return last
 
 
 def _graph_cases(session: Session) -> Iterator[tuple[Workspace, str, str]]:

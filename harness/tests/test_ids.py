@@ -1,7 +1,5 @@
 """Ids parse into their words, print as they were, and bad ones say the grammar."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,11 +58,6 @@ def test_parse_and_str_are_inverse(
 ) -> None:
     graph = GraphId(model, tower, block, index if block else None, part if block else None)
     assert GraphId.parse(str(graph)) == graph
-
-
-def test_id_is_its_path() -> None:
-    path = GraphId.parse("youtu_vl/vision.layer.07").path(Path("graphs"), ".ncnn.param")
-    assert path == Path("graphs", "youtu_vl", "vision.layer.07.ncnn.param")
 
 
 def test_suggest_names_the_nearest() -> None:

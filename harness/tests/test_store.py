@@ -200,15 +200,6 @@ def test_alteration_is_only_found_by_hash(tmp_path: Path) -> None:
     Store(tmp_path).get("graphs", KEY, never)
 
 
-def test_prune_keeps_what_it_is_told_to(tmp_path: Path) -> None:
-    other = key(other=1)
-    for name in (KEY, other):
-        Store(tmp_path).get("graphs", name, Builder())
-    assert Store(tmp_path).prune("graphs", [KEY]) == [other]
-    assert names(tmp_path) == [KEY]
-    assert Store(tmp_path).prune("nothing", []) == []
-
-
 def test_key_follows_content_and_not_order_or_path(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"same")
     (tmp_path / "two").write_bytes(b"same")

@@ -5,7 +5,7 @@ import numpy as np
 from harness.compare import compare_exact, compare_tensor
 from harness.limits import fixed
 from harness.records import Record, Where
-from harness.summary import is_green, summary
+from harness.summary import summary
 
 GRAPHS = [f"m/vision.layer.{number:02d}" for number in range(3)] + ["m/llm.layer.00.prefill"]
 ORDER = ["m/tokenizer", *GRAPHS]
@@ -52,7 +52,6 @@ def test_green_run_in_full() -> None:
         "worst llm isolated fp32: rel_l2 1.0e-05 at m/llm.layer.00.prefill out0, 10 x the noise floor",
         "next: make report",
     ]
-    assert is_green(records, ORDER)
 
 
 def test_first_red_is_the_first_in_pipeline_order() -> None:
@@ -64,7 +63,6 @@ def test_first_red_is_the_first_in_pipeline_order() -> None:
         "first red: m/vision.layer.01 out0 (2, 3) differs from the reference [fp32, receipt, isolated]",
         "next: pytest early",
     ]
-    assert not is_green([late, early, *all_equal()], ORDER)
 
 
 def test_red_without_a_command_gets_the_callers() -> None:
@@ -79,8 +77,6 @@ def test_ids_without_a_verdict_are_red() -> None:
         "next: pytest -k m/llm.layer.00.prefill",
     ]
     assert lines(two)[-1] == "next: make parity"
-    assert not is_green(one, ORDER)
-    assert not is_green([], [])
 
 
 def test_unjudged_is_red_and_no_verdict() -> None:
@@ -97,7 +93,6 @@ def test_lost_records_and_unknown_ids_are_told() -> None:
     assert "unknown ids (1): m/vision.layer.99" in told
     assert "unreadable records (7): a, b, c, d, e and 2 more" in told
     assert told[-1] == "next: make parity"
-    assert not is_green(all_equal(), ORDER, ["records-gw0.jsonl:2 is no whole record"])
 
 
 def test_empty_run_says_so() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ncnn
 import numpy as np
+import psutil
 import pytest
 from numpy.typing import NDArray
 
@@ -706,3 +707,27 @@ def test_logits_that_are_not_finite_are_refused(pipeline: Pipeline, bad: float) 
 
 def test_the_first_of_equal_logits_is_chosen(pipeline: Pipeline) -> None:
     assert pipeline.choose(np.array([1, 3, 3, 2], np.float32)) == 1
+
+
+def test_buffers_of_one_net_serve_the_next(manifest: Manifest) -> None:
+    """27 vision layers over 640 rows need the buffers of one: a net of its own pool would keep 20 MB each."""
+    layers = [graph for name, graph in manifest.graphs.items() if "vision.layer" in name]
+    random = np.random.default_rng(0)
+    inputs = {
+        port.name: random.standard_normal([size if isinstance(size, int) else 640 for size in port.shape], np.float32)
+        for port in layers[0].inputs
+    }
+    runner = NcnnRunner(manifest, verify=False)
+    runner.run(layers[0].id, inputs)
+    before = psutil.Process().memory_info().rss
+    for graph in layers:
+        runner.run(graph.id, inputs)
+    assert psutil.Process().memory_info().rss - before < 100e6
+
+
+def test_a_float16_table_gives_the_same_ids(pipeline: Pipeline) -> None:
+    exporter = Workspace(Choice("youtu_vl")).exporter
+    half = Manifest.read(exporter.model_folder(table="float16"))
+    assert half.table["dtype"] == "float16"
+    ours = Pipeline(half, NcnnRunner(half, verify=False)).generate([], "Write one sentence about numbers.", 24)
+    assert [t.id for t in ours] == [t.id for t in pipeline.generate([], "Write one sentence about numbers.", 24)]
