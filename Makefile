@@ -3,10 +3,11 @@ PYTHON ?= python3.11
 RUN = .venv/bin/python -m
 
 MODEL ?=
-PROFILE ?= tiny
+PROFILE ?=
 CHECKPOINT ?=
 CASE ?=
-CHOICE = $(MODEL) --profile $(PROFILE) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT)) $(addprefix --case ,$(CASE))
+SOURCE = $(if $(PROFILE),--profile $(PROFILE)) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))
+CHOICE = $(MODEL) $(SOURCE) $(addprefix --case ,$(CASE))
 
 .PHONY: help setup parity test export dumps bench lint
 
@@ -27,7 +28,7 @@ test: .venv/ready ## all tests: the harness's own, the parity suite, the proofs 
 	$(RUN) pytest -n 2 -q -m ""
 
 export: .venv/ready ## export every graph and print the folder for the runtime: make export MODEL=youtu_vl
-	$(RUN) parity export $(MODEL) --profile $(PROFILE) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))
+	$(RUN) parity export $(MODEL) $(SOURCE)
 
 dumps: .venv/ready ## run the fp32 reference for all cases: make dumps MODEL=youtu_vl
 	$(RUN) parity dumps $(CHOICE)

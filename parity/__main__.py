@@ -21,7 +21,7 @@ console = Console(stderr=True)
 CLAIMS = ("test_graphs.py", "test_stages.py")  # what a run judges of the chosen models and checkpoint
 
 ModelArgument = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="models (default: all)")]
-Profile = Annotated[str, typer.Option(help="synthetic checkpoint: tiny or full")]
+Profile = Annotated[str, typer.Option(help="checkpoint of the model's own, such as tiny or full; its default without")]
 CheckpointOption = Annotated[Path | None, typer.Option(help="a Hugging Face folder of your own")]
 Case = Annotated[list[str] | None, typer.Option(help="case; may be given several times")]
 Workers = Annotated[int, typer.Option("--workers", "-j", min=1, help="processes")]
@@ -30,7 +30,7 @@ Workers = Annotated[int, typer.Option("--workers", "-j", min=1, help="processes"
 @app.command()
 def run(
     models: ModelArgument = None,
-    profile: Profile = "tiny",
+    profile: Profile = "",
     checkpoint: CheckpointOption = None,
     case: Case = None,
     workers: Workers = 2,
@@ -49,7 +49,9 @@ def run(
         "-q",
     ]
     command += [part for workspace in chosen for part in ("--model", workspace.model)]
-    command += ["--profile", profile] + (["--checkpoint", str(checkpoint.resolve())] if checkpoint else [])
+    command += (["--profile", profile] if profile else []) + (
+        ["--checkpoint", str(checkpoint.resolve())] if checkpoint else []
+    )
     command += [part for name in case or () for part in ("--case", name)]
     finished = subprocess.run(command, cwd=ROOT, check=False).returncode
     records = read_records(records_folder())
@@ -67,7 +69,7 @@ def run(
 
 
 @app.command()
-def checkpoint(model: str, profile: Profile = "tiny") -> None:
+def checkpoint(model: str, profile: Profile = "") -> None:
     """Write a synthetic checkpoint and print its folder."""
     print(Workspace(Choice(model, profile)).checkpoint)
 
@@ -75,7 +77,7 @@ def checkpoint(model: str, profile: Profile = "tiny") -> None:
 @app.command()
 def export(
     model: str,
-    profile: Profile = "tiny",
+    profile: Profile = "",
     checkpoint: CheckpointOption = None,
     table: Annotated[str, typer.Option(help="numbers of the vocabulary table: float32 or float16")] = "float32",
     to: Annotated[Path | None, typer.Option(help="copy the model folder there")] = None,
@@ -88,7 +90,7 @@ def export(
 @app.command()
 def dumps(
     model: str,
-    profile: Profile = "tiny",
+    profile: Profile = "",
     checkpoint: CheckpointOption = None,
     case: Case = None,
     workers: Workers = 2,
@@ -114,7 +116,7 @@ def bench(
 
 
 @app.command()
-def graphs(model: str, profile: Profile = "tiny", checkpoint: CheckpointOption = None) -> None:
+def graphs(model: str, profile: Profile = "", checkpoint: CheckpointOption = None) -> None:
     """List the graph ids of a model in execution order."""
     for name in Workspace(Choice(model, profile, checkpoint)).graphs:
         print(name)

@@ -49,7 +49,7 @@ class Figure:
 
 
 def bench(model: str, console: Console, *, runs: int) -> list[Figure]:
-    """Measure a model's tiny profile, print the table, write bench.json."""
+    """Measure a model's default profile, print the table, write bench.json."""
     figures = [*_whole_runs(model, runs), *_decode(model, runs)]
     about = {
         "machine": platform.platform(),
@@ -59,7 +59,7 @@ def bench(model: str, console: Console, *, runs: int) -> list[Figure]:
         "versions": {name: version(name) for name in PACKAGES},
         "runs": runs,
     }
-    table = Table(title=f"{model}, profile tiny, {about['cores']} cores, {runs} runs")
+    table = Table(title=f"{model}, default profile, {about['cores']} cores, {runs} runs")
     for heading in ("figure", "median", "spread", "goal"):
         table.add_column(heading)
     for figure in figures:

@@ -121,7 +121,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parity")
     group.addoption("--model", action="append", metavar="NAME", help="model to judge (default: all)")
     group.addoption(
-        "--profile", default="tiny", metavar="NAME", help="synthetic checkpoint: tiny or full (default: tiny)"
+        "--profile", default="", metavar="NAME", help="the model's own checkpoint of this profile (default: its first)"
     )
     group.addoption("--checkpoint", metavar="DIR", help="judge this checkpoint folder instead of a synthetic one")
     group.addoption("--case", action="append", metavar="NAME", help="case to judge; may be given several times")

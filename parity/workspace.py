@@ -25,19 +25,20 @@ MADE_WITH = sorted((ROOT / "references").rglob("*.py"))
 
 @dataclass(frozen=True)
 class Choice:
-    """What is judged: a model with a synthetic profile or a checkpoint folder, and which of its cases."""
+    """What is judged: a model's own checkpoint of a profile or a folder of the user's, and which of its cases."""
 
     model: str
-    profile: str = "tiny"
+    profile: str = ""  # "" means the model's default, the first of its PROFILES
     checkpoint: Path | None = None
-    cases: tuple[str, ...] = ()  # () means all of the tiny profile, the default case of any other checkpoint
+    cases: tuple[str, ...] = ()  # () means all of the default profile, the default case of any other checkpoint
     build: bool = True
     only: tuple[str, ...] = ("*",)  # of a synthetic checkpoint: globs on the tensors that it holds
 
     def arguments(self) -> str:
         """The same choice for a command line."""
-        source = f" --checkpoint {self.checkpoint}" if self.checkpoint else f" --profile {self.profile}"
-        return self.model + (source if source != " --profile tiny" else "")
+        if self.checkpoint:
+            return f"{self.model} --checkpoint {self.checkpoint}"
+        return f"{self.model} --profile {self.profile}" if self.profile else self.model
 
 
 class Workspace:
@@ -48,18 +49,17 @@ class Workspace:
             raise UnjudgedError(f"model {choice.model} is unknown; did you mean {suggest(choice.model, MODELS)}?")
         self.choice, self.model = choice, choice.model
         self.description = importlib.import_module(f"references.{choice.model}")
-        if choice.checkpoint is None and choice.profile not in self.description.PROFILES:
-            profiles = self.description.PROFILES
-            raise UnjudgedError(
-                f"profile {choice.profile} is unknown; did you mean {suggest(choice.profile, profiles)}?"
-            )
+        profiles = self.description.PROFILES
+        self.profile = choice.profile or next(iter(profiles))
+        if choice.checkpoint is None and self.profile not in profiles:
+            raise UnjudgedError(f"profile {self.profile} is unknown; did you mean {suggest(self.profile, profiles)}?")
         self.store = Store(home() / "store", build=choice.build)
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.json of the checkpoint, without building one."""
         if self.choice.checkpoint is None:
-            return dict(self.description.PROFILES[self.choice.profile])
+            return dict(self.description.PROFILES[self.profile])
         path = self.choice.checkpoint / "config.json"
         if not path.is_file():
             raise UnjudgedError(
@@ -76,15 +76,14 @@ class Workspace:
     @cached_property
     def graphs(self) -> dict[str, Graph]:
         """Every graph by id, in execution order."""
-        sizes = self.description.read_sizes(self.config, self.choice.checkpoint or Path(self.choice.profile))
+        sizes = self.description.read_sizes(self.config, self.choice.checkpoint or Path(self.profile))
         return {graph.id: graph for graph in self.description.graphs(sizes)}
 
     @cached_property
     def cases(self) -> dict[str, Any]:
         """The chosen cases by name; the first of the model is its default."""
         known = {case.name: case for case in self.description.CASES}
-        everything = self.choice.checkpoint is None and self.choice.profile == "tiny"
-        names = self.choice.cases or (tuple(known) if everything else (next(iter(known)),))
+        names = self.choice.cases or (tuple(known) if self.is_default else (next(iter(known)),))
         for name in names:
             if name not in known:
                 raise UnjudgedError(f"case {name} is unknown; did you mean {suggest(name, known)}?")
@@ -95,11 +94,11 @@ class Workspace:
         """The checkpoint folder: the user's own, or the synthetic one."""
         if self.choice.checkpoint is not None:
             return self.choice.checkpoint
-        profile = self.choice.profile
-        name = _synthetic_key(self.model, profile, self.choice.only)
+        profile = self.profile
+        name = _source_key(self.model, profile, self.choice.only)
 
         def build(folder: Path) -> None:
-            importlib.import_module(f"references.{self.model}.synthetic").write(folder, profile, only=self.choice.only)
+            importlib.import_module(f"references.{self.model}.source").write(folder, profile, only=self.choice.only)
 
         command = f"python -m parity checkpoint {self.choice.arguments()}"
         return self.store.get("checkpoint", name, build, name=f"{self.model} {profile} checkpoint", command=command)
@@ -124,6 +123,11 @@ class Workspace:
         """Exports this checkpoint."""
         return Exporter(self.model, self.checkpoint, self.fingerprint, self.store, arguments=self.choice.arguments())
 
+    @property
+    def is_default(self) -> bool:
+        """Whether this is the model's own checkpoint of its default profile."""
+        return self.choice.checkpoint is None and self.profile == next(iter(self.description.PROFILES))
+
     def dump(self, name: str) -> Dump:
         """The reference dump of a case or of a shape case `length_N`."""
         if self.is_committed(name):
@@ -138,9 +142,9 @@ class Workspace:
         return self.is_committed(name) or all(path.is_file() for path in dump_paths(self._dump_path(name), name))
 
     def is_committed(self, name: str) -> bool:
-        """Whether a case's dump stands in the repository: the default case of the tiny profile."""
+        """Whether a case's dump stands in the repository: the default case of the default profile."""
         default = next(iter(self.description.CASES)).name
-        return name == default and self.choice.checkpoint is None and self.choice.profile == "tiny"
+        return name == default and self.is_default
 
     def make_dump(self, name: str) -> Dump:
         """Run the reference for a case, whatever is stored."""
@@ -190,7 +194,7 @@ def case_names(workspace: Workspace) -> Iterable[str]:
 
 
 @lru_cache
-def _synthetic_key(model: str, profile: str, only: tuple[str, ...]) -> str:
+def _source_key(model: str, profile: str, only: tuple[str, ...]) -> str:
     folder = ROOT / "references"
     made_with = [folder / "generator.py", folder / "checkpoint.py", *sorted((folder / model).glob("*"))]
     return key(

@@ -27,11 +27,13 @@ class Case:
     pictures: tuple[Picture, ...] = ()
     new_tokens: int = 64
     about: str = ""
+    history: tuple[tuple[str, str], ...] = ()  # (role, content) of the messages before the prompt
 
     def identity(self) -> dict[str, Any]:
         """What a dump of the case depends on: the pictures by their pixels."""
         pixels = [hashlib.sha256(image.tobytes()).hexdigest() for image in self.images()]
-        return {"prompt": self.prompt, "pictures": pixels, "new_tokens": self.new_tokens}
+        found: dict[str, Any] = {"prompt": self.prompt, "pictures": pixels, "new_tokens": self.new_tokens}
+        return found | ({"history": self.history} if self.history else {})
 
     def images(self) -> list[np.ndarray]:
         """The pictures as uint8 (H, W, 3)."""

@@ -143,7 +143,7 @@ def test_text_is_split_by_our_own_tables() -> None:
 
 def missing_parts(folder: Path, model: str) -> list[str]:
     """Paths of the files that a model lacks, under the house's folder."""
-    wanted = [f"references/{model}/{name}" for name in (*WITHOUT_TORCH, "model.py", "synthetic.py", "trace.py")]
+    wanted = [f"references/{model}/{name}" for name in (*WITHOUT_TORCH, "model.py", "source.py", "trace.py")]
     wanted += [f"exporters/{model}.py", f"runtime/{model}.py"]
     return [path for path in wanted if not (folder / path).is_file()]
 
@@ -159,7 +159,7 @@ NAMES = {
         "tensors",
     ),
     "references.{model}.model": ("Reference",),
-    "references.{model}.synthetic": ("write",),
+    "references.{model}.source": ("write",),
     "references.{model}.trace": ("trace",),
     "exporters.{model}": ("REWRITES",),
     "runtime.{model}": ("Pipeline",),

@@ -15,7 +15,7 @@ from harness.errors import UnjudgedError
 from references import generator
 from references.checkpoint import INDEX, SINGLE, Checkpoint, write_json, write_shards
 from references.dumping import open_reference
-from references.youtu_vl import config, synthetic
+from references.youtu_vl import config, source
 from references.youtu_vl.weights import tensors
 
 Shapes = dict[str, tuple[int, ...]]
@@ -327,7 +327,7 @@ def test_bfloat16_rounds_as_torch_does() -> None:
 
 def test_the_tiny_checkpoint_holds_the_pinned_weights(tmp_path: Path) -> None:
     name = "model.layers.39.self_attn.kv_a_layernorm.weight"
-    synthetic.write(tmp_path, "tiny", only=(name,))
+    source.write(tmp_path, "tiny", only=(name,))
     stored = load_file(tmp_path / "model-00001-of-00001.safetensors")
 
     assert list(stored) == [name]
@@ -342,7 +342,7 @@ def test_two_writes_of_the_tiny_checkpoint_give_the_same_bytes(tmp_path: Path) -
     written = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         folder.mkdir()
-        synthetic.write(folder, "tiny")
+        source.write(folder, "tiny")
         written.append({path.name: path.read_bytes() for path in folder.iterdir()})
 
     assert written[0] == written[1]
@@ -354,7 +354,7 @@ def test_a_part_of_a_checkpoint_holds_the_weights_of_the_whole(tmp_path: Path) -
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder, only in ((whole, ("*",)), (part, ("*.layers.3.*", "merger.*"))):
         folder.mkdir()
-        synthetic.write(folder, "tiny", only=only)
+        source.write(folder, "tiny", only=only)
     some = Checkpoint(part)
 
     assert 0 < len(some.names()) < len(Checkpoint(whole).names())
@@ -363,7 +363,7 @@ def test_a_part_of_a_checkpoint_holds_the_weights_of_the_whole(tmp_path: Path) -
 
 def test_every_tensor_of_the_tiny_checkpoint_has_numbers_of_its_own() -> None:
     blocks = {
-        bits.flatten()[:32].view(torch.int16).numpy().tobytes() for _, bits in synthetic._tensors(config.TINY, ("*",))
+        bits.flatten()[:32].view(torch.int16).numpy().tobytes() for _, bits in source._tensors(config.TINY, ("*",))
     }
 
     assert len(blocks) == len(tensors(config.sizes(config.TINY)))

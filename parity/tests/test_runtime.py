@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from parity.workspace import Choice, Workspace
-from references.youtu_vl.synthetic import CHAT_TEMPLATE
+from references.youtu_vl.source import CHAT_TEMPLATE
 from runtime import table as runtime_table
 from runtime.chat import ChatTemplate
 from runtime.errors import InputError
@@ -675,7 +675,9 @@ def _alter_config(own: Manifest, **values: Any) -> None:
 
 def test_a_configuration_without_a_key_is_refused(own: Manifest) -> None:
     _alter_config(own, image_token_id="gone", vision_config={"hidden_size": 8})
-    with pytest.raises(InputError, match=r"config.json has no image_token_id, fullatt_block_indexes, .*export"):
+    with pytest.raises(
+        InputError, match=r"config.json has no image_token_id, vision_config.fullatt_block_indexes, .*export"
+    ):
         Pipeline(own, Untouchable())
 
 

@@ -1,0 +1,203 @@
+"""A text decoder over three ncnn graphs per layer: the part of a pipeline that models share.
+
+`prefill` takes a whole prompt; `dqkv` and `dattn` take new rows over the caches: one token of the answer, or the new
+part of a conversation.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.chat import ChatTemplate
+from runtime.errors import EXPORT_AGAIN, InputError
+from runtime.graphs import Arrays, Manifest, Runner
+from runtime.kv_cache import KVCache
+from runtime.rope import rotary_tables
+from runtime.table import Table
+from runtime.tokenizer import Tokenizer
+
+Floats = NDArray[np.float32]
+Choose = Callable[[Floats], int]
+
+MASKED = -1e9  # finite, and exp() of it is exactly 0
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered and encoded prompt, image placeholders expanded."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token: its id, the text that is complete with it, and the logits it was chosen from."""
+
+    id: int
+    text: str
+    logits: Floats
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What the caches of all layers hold per token."""
+
+    layers: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+class Decoder:
+    """The text half of a model over an exported folder; `context` bounds prompt plus answer, in tokens."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        runner: Runner,
+        *,
+        context: int,
+        config: dict[str, Any],
+        shape: CacheShape,
+        rotary_dim: int,
+    ) -> None:
+        self.model, self.folder = manifest.model, manifest.folder
+        self.runner, self.context = runner, context
+        self.config, self.shape, self.rotary_dim = config, shape, rotary_dim
+        self.tokenizer = Tokenizer.from_file(manifest.folder / "tokenizer.json")
+        self.chat = ChatTemplate.from_folder(manifest.folder)
+        self.table = Table(manifest.folder, manifest.table)
+        self.norm_weight = _row(manifest.folder / "norm.bin", self.table.width)
+        self.stop_ids = _stop_ids(manifest.folder, self.config)
+        self.caches: list[KVCache] = []
+
+    def prefill(self, embeds: Floats) -> Floats:
+        """The whole prompt through every layer, filling new caches: (T, C) -> hidden of its last row (C,)."""
+        count = len(embeds)
+        self._check_context(count)
+        cos, sin = self.rotary(0, count)
+        mask = self.causal_mask(count)
+        hidden = embeds
+        self.caches = [self._new_cache() for _ in range(self.shape.layers)]
+        for index, cache in enumerate(self.caches):
+            out = self._run(f"llm.layer.{index:02d}.prefill", hidden=hidden, cos=cos, sin=sin, mask=mask)
+            cache.append(out["key"], out["value"])
+            hidden = out["hidden"]
+        last: Floats = hidden[-1]
+        return last
+
+    def step(self, token: int) -> Floats:
+        """One token through every layer, over the caches: hidden (C,)."""
+        return self.extend(self.table.embed([token]))
+
+    def extend(self, embeds: Floats) -> Floats:
+        """New rows through every layer, over the caches: (T, C) -> hidden of the last row (C,)."""
+        past, count = self.caches[0].length, len(embeds)
+        self._check_context(past + count)
+        cos, sin = self.rotary(past, count)
+        mask = np.concatenate([np.zeros((1, count, past), np.float32), self.causal_mask(count)], axis=-1)
+        hidden = embeds
+        for index, cache in enumerate(self.caches):
+            new = self._run(f"llm.layer.{index:02d}.dqkv", hidden=hidden, cos=cos, sin=sin)
+            cache.append(new["key"], new["value"])
+            key, value = cache.rows()
+            inputs = {"hidden": hidden, "query": new["query"], "key": key, "value": value, "mask": mask}
+            hidden = self._run(f"llm.layer.{index:02d}.dattn", **inputs)["hidden"]
+        last: Floats = hidden[-1]
+        return last
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Final norm and tied head: (C,) -> (vocab,). Raises InputError when they are not finite."""
+        scale = 1 / np.sqrt(np.mean(np.square(hidden)) + np.float32(self.config["rms_norm_eps"]))
+        logits = self.table.logits((hidden * scale * self.norm_weight).astype(np.float32))
+        if not np.isfinite(logits).all():
+            raise InputError(f"the logits hold NaN or Inf; find the graph: python -m parity run {self.model}")
+        return logits
+
+    def choose(self, logits: Floats) -> int:
+        """The greedy id: the first of the largest logits."""
+        return int(logits.argmax())
+
+    def rotary(self, start: int, count: int) -> tuple[Floats, Floats]:
+        """cos and sin of the text positions start..start+count-1: (1, count, rope)."""
+        return rotary_tables(start, count, dim=self.rotary_dim, theta=self.config["rope_theta"])
+
+    def causal_mask(self, count: int) -> Floats:
+        """Additive mask, a row sees itself and the rows before it: (1, count, count)."""
+        return np.triu(np.full((count, count), MASKED, np.float32), 1)[None]
+
+    def answer(self, hidden: Floats, count: int, choose: Choose | None = None) -> Iterator[Token]:
+        """Up to `count` tokens behind the row `hidden` (C,); the last may be a stop id. Greedy without `choose`."""
+        choose = choose or self.choose
+        stream = self.tokenizer.stream()
+        for number in range(count):
+            logits = self.logits(hidden)
+            token = choose(logits)
+            last = token in self.stop_ids or number == count - 1
+            yield Token(token, stream.push(token) + (stream.finish() if last else ""), logits)
+            if last:
+                return
+            hidden = self.step(token)
+
+    def _run(self, name: str, **inputs: Floats) -> Arrays:
+        return self.runner.run(f"{self.model}/{name}", inputs)
+
+    def _new_cache(self) -> KVCache:
+        return KVCache(self.shape.heads, self.context, self.shape.key_dim, self.shape.value_dim)
+
+    def _check_context(self, count: int) -> None:
+        if count > self.context:
+            raise InputError(
+                f"prompt and answer need {count} tokens, but the context holds {self.context}; "
+                "pass a larger --context, a shorter prompt or a smaller -n"
+            )
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """One of the folder's JSON files. Raises InputError when it is missing or no object."""
+    path = folder / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); {EXPORT_AGAIN}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds a JSON {type(value).__name__}, no object; {EXPORT_AGAIN}")
+    return value
+
+
+def read_config(folder: Path, keys: Sequence[str], context: int) -> dict[str, Any]:
+    """config.json with all `keys` ("a" or "part.b"), its positions enough for the context."""
+    config = read_json(folder, "config.json")
+    missing = [key for key in (*keys, "max_position_embeddings") if not _has(config, key)]
+    if missing:
+        raise InputError(f"{folder / 'config.json'} has no {', '.join(missing)}; {EXPORT_AGAIN}")
+    positions = config["max_position_embeddings"]
+    if context > positions:
+        raise InputError(f"the context is {context}, but the model has {positions} positions; pass a smaller --context")
+    return config
+
+
+def _has(config: Mapping[str, Any], key: str) -> bool:
+    part, _, name = key.rpartition(".")
+    return name in ((config.get(part) or {}) if part else config)
+
+
+def _row(path: Path, width: int) -> Floats:
+    row = np.fromfile(path, np.float32) if path.is_file() else np.empty(0, np.float32)
+    if len(row) != width:
+        raise InputError(f"{path} holds {len(row)} numbers, but should hold {width}; {EXPORT_AGAIN}")
+    return row
+
+
+def _stop_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
+    """Ids that end the answer: what generation_config.json and config.json name as eos_token_id."""
+    stated = (folder / "generation_config.json").is_file()
+    generation = read_json(folder, "generation_config.json") if stated else {}
+    named = [source.get("eos_token_id") for source in (generation, config)]
+    return {i for ids in named if ids is not None for i in (ids if isinstance(ids, list) else [ids])}
