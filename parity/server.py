@@ -30,13 +30,15 @@ class Server:
             self._runners[folder] = runner
         return runner.run(entry["id"], inputs)
 
-    def generate(self, folder: str, pictures: list[NDArray[np.uint8]], prompt: str, count: int) -> list[Any]:
+    def generate(
+        self, folder: str, pictures: list[NDArray[np.uint8]], prompt: str, count: int, history: Any
+    ) -> list[Any]:
         """Tokens of the whole pipeline over an exported model folder."""
         if folder not in self._pipelines:
             manifest = Manifest.read(Path(folder))
             module = importlib.import_module(f"runtime.{manifest.model}")
             self._pipelines[folder] = module.Pipeline(manifest, NcnnRunner(manifest))
-        return list(self._pipelines[folder].generate(pictures, prompt, count))
+        return list(self._pipelines[folder].generate(pictures, prompt, count, history))
 
 
 def make() -> Server:

@@ -1,3 +1,3 @@
 """fp32 torch references: the only truth. One folder per model; adding a model is one more name in MODELS."""
 
-MODELS = ("youtu_vl",)
+MODELS = ("youtu_vl", "smollm2")

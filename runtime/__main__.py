@@ -6,12 +6,17 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from runtime.conversation import Conversation
+from runtime.decoder import Token
 from runtime.errors import InputError
 from runtime.graphs import MODES, Manifest, NcnnRunner
 from runtime.image import load_image
+from runtime.sampler import Sampler, Sampling
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,13 +51,39 @@ def _answer(options: argparse.Namespace) -> None:
     make = _pipeline_of(manifest.model)
     runner = NcnnRunner(manifest, mode=options.mode, threads=options.threads, finite=True)
     pipeline = make(manifest, runner, context=options.context)
+    choose = Sampler(_sampling(options)).choose
+    if options.chat:
+        _chat(Conversation(pipeline, choose), options)
+    else:
+        _tell(pipeline.generate(pictures, options.prompt, options.new_tokens, choose=choose), options)
+
+
+def _chat(conversation: Conversation, options: argparse.Namespace) -> None:
+    """One turn per line of standard input; --prompt is the first, an empty line or the end of input ends it."""
+    text = options.prompt or _line()
+    while text:
+        _tell(conversation.say(text, options.new_tokens), options)
+        text = _line()
+
+
+def _line() -> str:
+    if sys.stdin.isatty():
+        print("> ", end="", flush=True)
+    return sys.stdin.readline().strip()
+
+
+def _tell(tokens: Iterator[Token], options: argparse.Namespace) -> None:
     ids, text = [], ""
-    for token in pipeline.generate(pictures, options.prompt, options.new_tokens):
+    for token in tokens:
         ids.append(token.id)
         text += token.text
         if not (options.json or options.ids):
             print(token.text, end="", flush=True)
     print(_result(options, ids, text), flush=True)
+
+
+def _sampling(options: argparse.Namespace) -> Sampling:
+    return Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
 
 
 def _pipeline_of(model: str) -> Any:
@@ -87,6 +118,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--context", type=_count, default=4096, metavar="N", help="most tokens of prompt and answer (4096)")
     add("--mode", choices=MODES, default="resident", help="keep all graphs in memory, or one at a time")
     add("--threads", type=_count, default=2, metavar="N", help="threads of a graph (default 2)")
+    add("--chat", action="store_true", help="keep a conversation: one turn per line of standard input")
+    sampling = parser.add_argument_group("sampling", "greedy while the temperature is 0")
+    for field in fields(Sampling):
+        option = "--" + field.name.replace("_", "-")
+        kind = type(field.default)
+        sampling.add_argument(option, type=kind, default=field.default, metavar="X", help=f"default {field.default}")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--ids", action="store_true", help="print token ids instead of text")
     output.add_argument("--json", action="store_true", help="print one JSON object with ids and text")

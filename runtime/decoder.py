@@ -22,7 +22,7 @@ from runtime.table import Table
 from runtime.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
-Choose = Callable[[Floats], int]
+Choose = Callable[[Floats, Sequence[int]], int]  # logits and the ids before -> the next id
 
 MASKED = -1e9  # finite, and exp() of it is exactly 0
 
@@ -80,7 +80,7 @@ class Decoder:
     def prefill(self, embeds: Floats) -> Floats:
         """The whole prompt through every layer, filling new caches: (T, C) -> hidden of its last row (C,)."""
         count = len(embeds)
-        self._check_context(count)
+        self.check_context(count)
         cos, sin = self.rotary(0, count)
         mask = self.causal_mask(count)
         hidden = embeds
@@ -99,7 +99,7 @@ class Decoder:
     def extend(self, embeds: Floats) -> Floats:
         """New rows through every layer, over the caches: (T, C) -> hidden of the last row (C,)."""
         past, count = self.caches[0].length, len(embeds)
-        self._check_context(past + count)
+        self.check_context(past + count)
         cos, sin = self.rotary(past, count)
         mask = np.concatenate([np.zeros((1, count, past), np.float32), self.causal_mask(count)], axis=-1)
         hidden = embeds
@@ -132,18 +132,23 @@ class Decoder:
         """Additive mask, a row sees itself and the rows before it: (1, count, count)."""
         return np.triu(np.full((count, count), MASKED, np.float32), 1)[None]
 
-    def answer(self, hidden: Floats, count: int, choose: Choose | None = None) -> Iterator[Token]:
-        """Up to `count` tokens behind the row `hidden` (C,); the last may be a stop id. Greedy without `choose`."""
-        choose = choose or self.choose
+    def answer(
+        self, hidden: Floats, prompt_ids: Sequence[int], count: int, choose: Choose | None = None
+    ) -> Iterator[Token]:
+        """Up to `count` tokens behind a prompt whose last row is `hidden` (C,); the last may be a stop id.
+
+        `choose` picks an id from logits and all ids before; greedy without it.
+        """
+        ids = list(prompt_ids)
         stream = self.tokenizer.stream()
         for number in range(count):
             logits = self.logits(hidden)
-            token = choose(logits)
-            last = token in self.stop_ids or number == count - 1
-            yield Token(token, stream.push(token) + (stream.finish() if last else ""), logits)
+            ids.append(choose(logits, ids) if choose else self.choose(logits))
+            last = ids[-1] in self.stop_ids or number == count - 1
+            yield Token(ids[-1], stream.push(ids[-1]) + (stream.finish() if last else ""), logits)
             if last:
                 return
-            hidden = self.step(token)
+            hidden = self.step(ids[-1])
 
     def _run(self, name: str, **inputs: Floats) -> Arrays:
         return self.runner.run(f"{self.model}/{name}", inputs)
@@ -151,7 +156,8 @@ class Decoder:
     def _new_cache(self) -> KVCache:
         return KVCache(self.shape.heads, self.context, self.shape.key_dim, self.shape.value_dim)
 
-    def _check_context(self, count: int) -> None:
+    def check_context(self, count: int) -> None:
+        """Raise InputError when prompt and answer of `count` tokens do not fit into the context."""
         if count > self.context:
             raise InputError(
                 f"prompt and answer need {count} tokens, but the context holds {self.context}; "

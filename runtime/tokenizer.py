@@ -197,6 +197,7 @@ class Tokenizer:
         shown = {token.id: self._searched(token) for token in self._added.values()}
         special = {token.content for token in self._added.values() if token.special}
         self._tokens |= shown
+        self._vocab_size = max(self._tokens) + 1
         self._special = frozenset(number for number, text in shown.items() if text in special)
         self._in_raw_text, self._in_normalized_text = self._matchers(where)
         self._bytes: dict[int, bytes] = {}
@@ -217,7 +218,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Highest id + 1, added tokens included."""
-        return max(self._tokens) + 1
+        return self._vocab_size
 
     def token_id(self, token: str) -> int | None:
         """Id of a token by its text in the file, None if it has none."""

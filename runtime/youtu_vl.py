@@ -1,7 +1,7 @@
 """Youtu-VL from pictures and a prompt to text, over exported ncnn graphs.
 
 Stages, each a method: preprocess, prompt, vision_tables, encode_images, fuse, then the decoder's prefill, step and
-logits; `generate` is their sequence. Greedy only.
+logits; `generate` is their sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime import windows
-from runtime.decoder import CacheShape, Decoder, Floats, Prompt, Token, read_config, read_json
+from runtime.decoder import CacheShape, Choose, Decoder, Floats, Prompt, Token, read_config, read_json
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Manifest, Runner
 from runtime.image import Pixels, preprocess
@@ -113,13 +113,20 @@ class Pipeline(Decoder):
 
     # ---- all of it
 
-    def generate(self, pictures: Sequence[NDArray[np.uint8]], text: str, count: int) -> Iterator[Token]:
-        """Up to `count` greedy tokens; the last may be a stop id."""
+    def generate(
+        self,
+        pictures: Sequence[NDArray[np.uint8]],
+        text: str,
+        count: int,
+        history: History = (),
+        choose: Choose | None = None,
+    ) -> Iterator[Token]:
+        """Up to `count` tokens; the last may be a stop id. Greedy unless `choose` is given."""
         pixels = self.preprocess(pictures)
-        ids = self.prompt(text, [picture.grid for picture in pixels]).ids
-        self._check_context(len(ids) + count)
+        ids = self.prompt(text, [picture.grid for picture in pixels], history).ids
+        self.check_context(len(ids) + count)
         hidden = self.prefill(self.fuse(ids, self.encode_images(pixels) if pixels else None))
-        yield from self.answer(hidden, count)
+        yield from self.answer(hidden, ids, count, choose)
 
     # ---- parts
 

@@ -481,8 +481,8 @@ def test_a_damaged_checkpoint_is_not_dumped(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "nonsense"], ["model nonsense is unknown", f"did you mean {MODEL}?"]),
-        (["export", "nonsense"], ["model nonsense is unknown", f"did you mean {MODEL}?"]),
+        (["run", "youtu"], ["model youtu is unknown", f"did you mean {MODEL}?"]),
+        (["export", "youtu"], ["model youtu is unknown", f"did you mean {MODEL}?"]),
         (["dumps", "nonsense"], ["model nonsense is unknown"]),
         (["graphs", "nonsense"], ["model nonsense is unknown"]),
         (["checkpoint", "nonsense"], ["model nonsense is unknown"]),

@@ -31,7 +31,7 @@ def subject_of(workspace: Workspace, port: Port) -> Subject:
         workspace.graphs,
         pipeline=port.pipeline,
         runner=port.runner,
-        generate=lambda pictures, prompt, count: list(port.pipeline.generate(pictures, prompt, count)),
+        generate=lambda case, pictures: list(port.pipeline.generate(pictures, case.prompt, case.new_tokens)),
         frame_tokens=workspace.description.frame_tokens,
     )
 

@@ -18,7 +18,7 @@ from parity.verdict import claims, exit_code, missing_verdicts
 from parity.workspace import ROOT, Choice, Workspace, case_names, home, shape_cases
 
 MODEL = "youtu_vl"
-LISTING = ("--collect-only", "parity/test_graphs.py", "parity/test_stages.py")
+LISTING = ("--collect-only", "parity/test_graphs.py", "parity/test_stages.py", "--model", MODEL)
 GRAPH_TEST = re.compile(r"parity/test_graphs\.py::test_graph\[(?P<id>[a-z0-9_./]+)-(?P<precision>\w+)-(?P<case>\w+)\]")
 
 

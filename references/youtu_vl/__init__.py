@@ -1,5 +1,6 @@
 """Youtu-VL-4B: what the model is, told without torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,6 @@ def read_sizes(config: dict[str, Any], folder: Path) -> Sizes:
         ) from error
 
 
-def frame_tokens(images: int) -> int:
+def frame_tokens(images: int, roles: Sequence[str]) -> int:
     """Tokens that the chat template puts around image tokens and text: system turn, roles, image marks."""
-    return 19 + 2 * images
+    return 11 + 5 * len(roles) + 2 * images + 3
