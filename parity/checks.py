@@ -18,12 +18,18 @@ from harness.errors import UnjudgedError
 from harness.graphs import Graph
 from harness.limits import Limits
 from harness.records import Record, Where
+from parity.divergence import explained
 from parity.workspace import tensor_name
 from references.lines import LINES
 from runtime.graphs import Arrays, Runner
 
 LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
 PRECISION = "fp32"
+
+# case, pictures, ids to force upon the port or None -> its tokens
+Generate = Callable[[Any, list[NDArray[np.uint8]], list[int] | None], list[Any]]
+# images, roles of the messages -> tokens of the prompt that are neither image nor text
+FrameTokens = Callable[[int, list[str]], int]
 
 
 class Reached(Exception):  # noqa: N818 - no error: the chain has come as far as anyone asks
@@ -61,10 +67,8 @@ class Subject:
     graphs: Mapping[str, Graph]
     pipeline: Any
     runner: Runner
-    generate: Callable[[Any, list[NDArray[np.uint8]]], list[Any]]  # case, pictures -> tokens
-    frame_tokens: Callable[
-        [int, list[str]], int
-    ]  # images, roles -> tokens of the prompt that are neither image nor text
+    generate: Generate
+    frame_tokens: FrameTokens
     last: str | None = None  # the graph behind which a chained run may stop
 
     def rerun(self, name: str) -> str:
@@ -101,7 +105,8 @@ class Subject:
         where = self.where(f"{self.model}/{name}", name.partition(".")[2], mode)
         rerun = self.rerun(f"{self.model}/{name}")
         if mode == "exact":
-            return [compare_exact(actual, expected, where=where, rerun=rerun)]
+            record = compare_exact(actual, expected, where=where, rerun=rerun)
+            return [explained(record, self) if name == "decode.ids" else record]
         return [compare_tensor(actual, expected, LIMITS.of(where.id, mode), where=where, rerun=rerun)]
 
     @cached_property
@@ -133,7 +138,7 @@ class Subject:
     @cached_property
     def tokens(self) -> list[Any]:
         """What the port generates, from pictures and prompt to the last token."""
-        return self.generate(self.case, self.pictures)
+        return self.generate(self.case, self.pictures, None)
 
     @property
     def last_hidden(self) -> NDArray[np.float32]:

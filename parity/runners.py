@@ -52,10 +52,10 @@ class Port:
         manifest = Manifest(folder, self.workspace.model, self.workspace.fingerprint, {}, {}, table)
         return importlib.import_module(f"runtime.{self.workspace.model}").Pipeline(manifest, self.runner)
 
-    def generate(self, case: Any, pictures: list[NDArray[np.uint8]]) -> list[Any]:
-        """Tokens of the pipeline over the exported model folder, all of it in the child."""
+    def generate(self, case: Any, pictures: list[NDArray[np.uint8]], forced: list[int] | None) -> list[Any]:
+        """Tokens of the pipeline over the exported model folder, all of it in the child; greedy without `forced`."""
         folder = self.workspace.exporter.model_folder()
-        arguments = (str(folder), pictures, case.prompt, case.new_tokens, case.history)
+        arguments = (str(folder), pictures, case.prompt, case.new_tokens, case.history, forced)
         tokens: list[Any] = self.child.call("generate", *arguments)
         return tokens
 

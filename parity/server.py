@@ -1,7 +1,7 @@
 """What runs in the child process: ncnn graphs, one by one or as the whole pipeline. A crash ends only the child."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,30 @@ class Server:
         return runner.run(entry["id"], inputs)
 
     def generate(
-        self, folder: str, pictures: list[NDArray[np.uint8]], prompt: str, count: int, history: Any
+        self,
+        folder: str,
+        pictures: list[NDArray[np.uint8]],
+        prompt: str,
+        count: int,
+        history: Any,
+        forced: list[int] | None,
     ) -> list[Any]:
-        """Tokens of the whole pipeline over an exported model folder."""
+        """Tokens of the whole pipeline over an exported model folder; `forced` ids are taken instead of its own."""
         if folder not in self._pipelines:
             manifest = Manifest.read(Path(folder))
             module = importlib.import_module(f"runtime.{manifest.model}")
             self._pipelines[folder] = module.Pipeline(manifest, NcnnRunner(manifest))
-        return list(self._pipelines[folder].generate(pictures, prompt, count, history))
+        return list(forced_or_greedy(self._pipelines[folder], pictures, prompt, count, history, forced))
+
+
+def forced_or_greedy(
+    pipeline: Any, pictures: Any, prompt: str, count: int, history: Any, forced: list[int] | None
+) -> Iterator[Any]:
+    """What a pipeline generates, greedily or with ids forced upon it."""
+    if forced is None:
+        return pipeline.generate(pictures, prompt, count, history)
+    following = iter(forced)
+    return pipeline.generate(pictures, prompt, len(forced), history, lambda logits, before: next(following))
 
 
 def make() -> Server:

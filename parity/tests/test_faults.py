@@ -1,5 +1,6 @@
 """Proof: the end-to-end claim can fail, and a planted fault is named by its place."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from parity import checks
 from parity.checks import LIMITS, Subject
 from parity.faults import FAULTS, Fault, Floats, Port, copy_model, edit_weights
 from parity.plugin import Session
+from parity.server import forced_or_greedy
 from parity.workspace import Workspace
 from runtime.graphs import Manifest, NcnnRunner
 from runtime.youtu_vl import Pipeline
@@ -31,7 +33,9 @@ def subject_of(workspace: Workspace, port: Port) -> Subject:
         workspace.graphs,
         pipeline=port.pipeline,
         runner=port.runner,
-        generate=lambda case, pictures: list(port.pipeline.generate(pictures, case.prompt, case.new_tokens)),
+        generate=lambda case, pictures, forced: list(
+            forced_or_greedy(port.pipeline, pictures, case.prompt, case.new_tokens, case.history, forced)
+        ),
         frame_tokens=workspace.description.frame_tokens,
     )
 
@@ -66,6 +70,33 @@ def test_at_least_18_of_20_faults_change_the_ids() -> None:
     """Which faults change them is judged fault by fault above; here only that enough of them do."""
     assert len(FAULTS) >= 20
     assert sum(fault.changes_ids for fault in FAULTS) >= len(FAULTS) - 2
+
+
+def test_a_fault_that_changes_ids_is_told_from_a_near_tie(session: Session, tmp_path: Path) -> None:
+    workspace = session.workspaces[MODEL]
+    port = Port(workspace.exporter, tmp_path / "model")
+    next(fault for fault in FAULTS if fault.name == "second best id chosen").plant(port)
+    subject = subject_of(workspace, port)
+    (record,) = subject.stage("decode.ids")
+    assert "step 0: the reference's margin is" in record.detail
+    assert "a bug, no near-tie" in record.detail
+    assert "with the reference's ids forced, 64 of 64 agree\n  rerun: " in record.detail  # the logits are right
+
+    subject.dump.values["margins"][0] = 1e-9  # as if two logits were equal up to noise
+    (record,) = subject.stage("decode.ids")
+    assert ": a near-tie\n" in record.detail
+
+
+def test_forced_ids_show_what_else_differs(session: Session, tmp_path: Path) -> None:
+    workspace = session.workspaces[MODEL]
+    port = Port(workspace.exporter, tmp_path / "model")
+    next(fault for fault in FAULTS if fault.name == "decode position + 1").plant(port)
+    (record,) = subject_of(workspace, port).stage("decode.ids")
+    agreeing = re.search(r"forced, (\d+) of 64 agree; not at (\d+)", record.detail)
+    assert agreeing is not None, record.detail
+    assert 0 < int(agreeing[1]) < 64
+    assert record.mismatch is not None
+    assert int(agreeing[2]) == record.mismatch.index[0]
 
 
 def test_ids_are_varied_and_depend_on_the_picture(session: Session) -> None:
