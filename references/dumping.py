@@ -23,7 +23,6 @@ from references.kinds import Tensors
 Reference = Any  # a model's class of that name: `graphs`, `checkpoint`, `run(graph, inputs, double=...)`
 
 PACKAGES = ("torch", "transformers", "tokenizers", "pillow", "numpy")
-LENGTHS = (1, 6, 13)  # shape cases: pairwise different, one of length 1, one no multiple of 2 or 4
 
 
 def build(model: str, checkpoint: Path, case: Case) -> Dump:

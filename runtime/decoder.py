@@ -20,11 +20,10 @@ from runtime.kv_cache import KVCache
 from runtime.rope import rotary_tables
 from runtime.table import Table
 from runtime.tokenizer import Tokenizer
+from runtime.windows import MASKED
 
 Floats = NDArray[np.float32]
 Choose = Callable[[Floats, Sequence[int]], int]  # logits and the ids before -> the next id
-
-MASKED = -1e9  # finite, and exp() of it is exactly 0
 
 
 @dataclass(frozen=True)

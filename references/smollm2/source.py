@@ -35,7 +35,7 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-NORMAL, CONTROL = 1, 3  # token types of GGUF
+CONTROL = 3  # the token type of GGUF that is special
 
 
 def write(folder: Path, profile: str, *, only: tuple[str, ...] = EVERYTHING) -> None:
