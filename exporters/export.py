@@ -162,7 +162,7 @@ class Exporter:
         work.mkdir()
         text, weights = pnnx.convert(module, structure, work)
         try:
-            layers = param.isolate_inputs(param.unique_names(param.parse(text)))
+            layers = param.plain_reshapes(param.isolate_inputs(param.unique_names(param.parse(text))))
             entries = layout.learn(weights, param.blobs(layers), module)
         except (KeyError, ValueError, UnjudgedError) as error:
             what = f"pnnx wrote a layer of type {error}, which is not known" if type(error) is KeyError else error

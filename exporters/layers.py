@@ -1,7 +1,8 @@
 """Layers rewritten so that pnnx converts them to plain ncnn layers: nothing fused by guess, no length baked.
 
-Softmax and rotation are spelt out, because the fused SDPA and RotaryEmbed layers may read axes differently;
-lengths are -1 in a reshape; `repeat` stands for `expand`, which leaves an expression that ncnn cannot load.
+Softmax and rotation are spelt out, because pnnx's guess at a fused SDPA or RotaryEmbed may read axes differently; a
+rewrite that wants a fused layer calls it by its torch name, and its structure's census asks for it. Lengths are -1
+in a reshape; `repeat` stands for `expand`, which leaves an expression that ncnn cannot load.
 """
 
 import torch
@@ -30,6 +31,12 @@ def softmax(scores: Tensor) -> Tensor:
 def heads(x: Tensor, count: int, width: int) -> Tensor:
     """(1, T, count * width) -> (1, count, T, width)."""
     return x.reshape(1, -1, count, width).transpose(1, 2)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """[-second half | first half] of the last axis; pnnx makes a RotaryEmbed of `x * cos + rotate_half(x) * sin`."""
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
 
 
 def rotate_half_matrix(width: int) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 MAGIC = "7767517"
+RESHAPE_KEYS = {1: ("0",), 2: ("0", "1"), 3: ("0", "1", "2"), 4: ("0", "1", "11", "2")}  # w, h, d, c by axes
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,33 @@ def isolate_inputs(layers: list[Layer]) -> list[Layer]:
     return isolated
 
 
+def plain_reshapes(layers: list[Layer]) -> list[Layer]:
+    """Write -1 for the dynamic part of a Reshape's size expression, which ncnn would evaluate at every run."""
+    return [_plain_reshape(layer) if layer.type == "Reshape" and "6" in layer.params else layer for layer in layers]
+
+
+def _plain_reshape(layer: Layer) -> Layer:
+    sizes = _top_level(layer.params["6"].strip('"'))
+    dynamic = [size for size in sizes if not size.isdigit()]
+    if len(dynamic) != 1:
+        return layer
+    keys = RESHAPE_KEYS[len(sizes)]
+    params = {name: value for name, value in layer.params.items() if name != "6"}
+    return replace(layer, params=params | {k: s if s.isdigit() else "-1" for k, s in zip(keys, sizes, strict=True)})
+
+
+def _top_level(expression: str) -> list[str]:
+    """Parts between the commas that stand in no parentheses: `64,*(3,0h),3` has three."""
+    parts, depth = [""], 0
+    for char in expression:
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
 def blobs(layers: list[Layer]) -> list[Blob]:
     """What the .bin must hold, in order. Raises KeyError naming a layer type that is not known here."""
     return [blob for layer in layers for blob in WEIGHTS[layer.type](layer)]
@@ -166,8 +194,10 @@ WEIGHTS: dict[str, Callable[[Layer], list[Blob]]] = {
     "MemoryData": _memory_data,
     "Permute": _none,
     "RMSNorm": _rms_norm,
+    "RotaryEmbed": _none,
     "Reduction": _none,
     "Reshape": _none,
+    "SDPA": _none,
     "Slice": _none,
     "Split": _none,
     "Swish": _none,

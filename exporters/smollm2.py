@@ -1,24 +1,21 @@
 """SmolLM2's three structures, rewritten for pnnx: grouped-query attention without copies of keys and values.
 
-The query heads that share a key head stand one below the other as rows, so one MatMul per key head serves them all;
-the mask is repeated as often. Names are the checkpoint's below PREFIXES.
+Attention is ncnn's fused SDPA layer, which reads each shared key head for all its query heads: per token it takes a
+third of the time of the same arithmetic spelt out. Names are the checkpoint's below PREFIXES.
 """
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exporters.layers import RMSNorm, heads, rotate_half_matrix, softmax
+from exporters.layers import RMSNorm, heads, rotate_half
 from references.smollm2.config import Sizes
 from references.smollm2.weights import LAYER
 
 
 class Projection(nn.Module):
     """The half of attention before the cache: query, key and value, rotary applied to the first two."""
-
-    rotate_half: Tensor
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -27,17 +24,12 @@ class Projection(nn.Module):
         self.q_proj = nn.Linear(sizes.hidden_size, sizes.hidden_size, bias=False)
         self.k_proj = nn.Linear(sizes.hidden_size, shared, bias=False)
         self.v_proj = nn.Linear(sizes.hidden_size, shared, bias=False)
-        self.register_buffer("rotate_half", rotate_half_matrix(sizes.head_dim), persistent=False)
-
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(1, heads, T, d) -> same shape."""
-        return x * cos + torch.matmul(x, self.rotate_half) * sin
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(1, T, C) -> query (1, heads, T, d), key and value (1, kv heads, T, d)."""
         width, shared = self.sizes.head_dim, self.sizes.num_key_value_heads
-        query = self.rotate(heads(self.q_proj(x), self.sizes.num_attention_heads, width), cos, sin)
-        key = self.rotate(heads(self.k_proj(x), shared, width), cos, sin)
+        query = rotate(heads(self.q_proj(x), self.sizes.num_attention_heads, width), cos, sin)
+        key = rotate(heads(self.k_proj(x), shared, width), cos, sin)
         return query, key, heads(self.v_proj(x), shared, width)
 
 
@@ -71,13 +63,17 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(1, heads, T, d), (1, 1, T, d) twice -> (1, heads, T, d)."""
+    return x * cos + rotate_half(x) * sin
+
+
 def attend(sizes: Sizes, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """(1, heads, T, d), (1, kv heads, L, d) twice, (1, 1, T, L) -> (1, T, heads * d)."""
-    shared, group, width = sizes.num_key_value_heads, sizes.group, sizes.head_dim
-    grouped = query.reshape(1, shared, -1, width)  # (1, kv heads, group * T, d)
-    scores = torch.matmul(grouped, key.transpose(2, 3)) * width**-0.5 + mask.repeat(1, 1, group, 1)
-    mixed = torch.matmul(softmax(scores), value).reshape(1, sizes.num_attention_heads, -1, width)
-    return mixed.transpose(1, 2).reshape(1, -1, sizes.num_attention_heads * width)
+    mixed = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=sizes.head_dim**-0.5, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).reshape(1, -1, sizes.num_attention_heads * sizes.head_dim)
 
 
 class Prefill(nn.Module):

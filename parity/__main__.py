@@ -89,7 +89,7 @@ def export(
 
 @app.command()
 def dumps(
-    model: str,
+    models: ModelArgument = None,
     profile: Profile = "",
     checkpoint: CheckpointOption = None,
     case: Case = None,
@@ -97,22 +97,23 @@ def dumps(
     commit: Annotated[bool, typer.Option(help="write the default case's dump into the repository")] = False,
 ) -> None:
     """Run the reference for every case that has no dump yet."""
-    workspace = Workspace(Choice(model, profile, checkpoint, tuple(case or ())))
-    if commit:
-        print(building.commit_dump(workspace))
-    else:
-        building.dumps(workspace, console, workers=workers)
+    for workspace in _workspaces(models, profile, checkpoint, case):
+        if commit:
+            print(building.commit_dump(workspace))
+        else:
+            building.dumps(workspace, console, workers=workers)
 
 
 @app.command()
 def bench(
-    model: str = MODELS[0],
+    models: ModelArgument = None,
     runs: Annotated[int, typer.Option(min=1, help="runs of every measurement")] = 1,
 ) -> None:
-    """Measure cold and warm run, memory and decode speed; prints a table and writes bench.json."""
+    """Measure cold and warm run, memory, decode beside other engines, tokenizers; writes bench-MODEL.json."""
     from parity.bench import bench as measure
 
-    measure(model, Console(), runs=runs)
+    for workspace in _workspaces(models, "", None, None):
+        measure(workspace.model, Console(), runs=runs)
 
 
 @app.command()

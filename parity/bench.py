@@ -3,6 +3,8 @@
 Cold: an empty store. Warm: the same store again. Every figure is a median over runs, with its spread.
 """
 
+import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -22,9 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.store import atomic_write_text
+from parity import vocabularies
 from parity.workspace import ROOT, Choice, Workspace, home
+from references import corpora
+from runtime.tokenizer import Tokenizer
 
 PACKAGES = ("torch", "transformers", "ncnn", "pnnx", "numpy")
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
 POLL_SECONDS = 0.1
 
 
@@ -49,13 +55,13 @@ class Figure:
 
 
 def bench(model: str, console: Console, *, runs: int) -> list[Figure]:
-    """Measure a model's default profile, print the table, write bench.json."""
-    figures = [*_whole_runs(model, runs), *_decode(model, runs)]
+    """Measure a model's default profile, print the table, write bench-MODEL.json."""
+    figures = [figure for measure in MEASURED[model] for figure in measure(model, runs)]
     about = {
         "machine": platform.platform(),
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "threads": "2 processes, 1 thread each; decode: 1 thread",
+        "threads": "whole runs: 2 processes, 1 thread each; decode of youtu_vl: 1 thread; engines: 2 threads",
         "versions": {name: version(name) for name in PACKAGES},
         "runs": runs,
     }
@@ -65,7 +71,7 @@ def bench(model: str, console: Console, *, runs: int) -> list[Figure]:
     for figure in figures:
         table.add_row(figure.name, f"{figure.median:.4g} {figure.unit}", figure.spread, figure.goal)
     console.print(table)
-    path = home() / "bench.json"
+    path = home() / f"bench-{model}.json"
     atomic_write_text(path, json.dumps(about | {"figures": [asdict(f) for f in figures]}, indent=1))
     console.print(f"written to {path}; machine: {about['machine']}, {about['versions']}", highlight=False)
     return figures
@@ -91,21 +97,27 @@ def _whole_runs(model: str, runs: int) -> Iterator[Figure]:
 
 def _run_and_watch(model: str, folder: Path) -> float:
     """Run `parity run` with an own store; peak resident memory of its largest process, MB."""
-    command = [sys.executable, "-m", "parity", "run", model]
-    run = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PARITY_HOME": str(folder)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    peak = 0
-    while run.poll() is None:
-        peak = max(peak, *_resident(run.pid), 0)
-        time.sleep(POLL_SECONDS)
-    if run.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with code {run.returncode}; a red run is not measured")
-    return peak / 1e6
+    return _watch(["-m", "parity", "run", model], PARITY_HOME=str(folder))[1]
+
+
+def _watch(arguments: list[str], **environment: str) -> tuple[str, float]:
+    """Standard output and peak resident memory (MB, of the largest process) of a Python command that must succeed."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        run = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+        )
+        peak = 0
+        while run.poll() is None:
+            peak = max(peak, *_resident(run.pid), 0)
+            time.sleep(POLL_SECONDS)
+        if run.returncode != 0:
+            raise RuntimeError(f"python {' '.join(arguments)} ended with code {run.returncode}; it is not measured")
+        out.seek(0)
+        return out.read(), peak / 1e6
 
 
 def _resident(pid: int) -> list[int]:
@@ -139,8 +151,6 @@ def _decode(model: str, runs: int) -> Iterator[Figure]:
 
 
 def _port_decoder(workspace: Workspace, case: Any) -> Callable[[], float]:
-    import importlib
-
     from runtime.graphs import Manifest, NcnnRunner
 
     manifest = Manifest.read(workspace.exporter.model_folder())
@@ -169,3 +179,70 @@ def _rate(tokens: Iterator[Any]) -> float:
     started = time.perf_counter()
     count = sum(1 for _ in tokens)
     return count / (time.perf_counter() - started)
+
+
+def _engines(model: str, runs: int) -> Iterator[Figure]:
+    """Decode, prefill and memory of every engine, in processes of their own that take turns."""
+    workspace = Workspace(Choice(model))
+    folders = {"ncnn": workspace.exporter.model_folder(), "transformers": workspace.checkpoint}
+    if importlib.util.find_spec("llama_cpp"):
+        folders["llama.cpp"] = _f32_file().parent
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in folders}
+    for _ in range(runs):
+        for name, folder in folders.items():
+            # every engine may use huge pages, as `python -m runtime` does
+            out, peak = _watch(["-m", "parity.rivals", name, str(folder), "2"], GLIBC_TUNABLES=HUGE_PAGES)
+            found[name].append(json.loads(out) | {"peak": peak})
+    ids = {name: measured[-1]["ids"] for name, measured in found.items()}
+    if len({tuple(chosen) for chosen in ids.values()}) != 1:
+        raise RuntimeError(f"the engines chose different ids, so their speeds do not compare: {ids}")
+    for kind, unit in (("decode", "tokens/s"), ("prefill", "tokens/s"), ("peak", "MB")):
+        for name, measured in found.items():
+            yield Figure(f"{kind}, {name}", unit, [one[kind] for one in measured])
+    for kind in ("decode", "prefill"):
+        for name, goal in (("transformers", ">= 1.5"), ("llama.cpp", ">= 0.8")):
+            if name in found:
+                pairs = zip(found["ncnn"], found[name], strict=True)
+                yield Figure(f"{kind}, ncnn / {name}", "x", [ours[kind] / theirs[kind] for ours, theirs in pairs], goal)
+
+
+def _f32_file() -> Path:
+    """The package's weights as an F32 GGUF file, made once."""
+    from references.smollm2.source import package_file
+
+    path = home() / "rivals" / "f32.gguf"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        _watch(["-m", "parity.rivals", "write-f32", str(package_file()), str(part)])
+        part.replace(path)
+    return path
+
+
+def _tokenizers(model: str, runs: int) -> Iterator[Figure]:
+    """Load and encode rates of the runtime's tokenizer with the published vocabularies."""
+    lines = corpora.lines([])
+    for name in ("smollm2", "llama3", "qwen2", "youtu-b"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "tokenizer.json"
+            path.write_text(json.dumps(vocabularies.PUBLISHED[name]()), encoding="utf-8")
+            loads, rates = zip(*(_tokenizer_rates(path, lines) for _ in range(runs)), strict=True)
+        yield Figure(f"tokenizer load, {name}", "s", list(loads), "<= 3")
+        yield Figure(f"tokenizer encode, {name}", "MB/s", list(rates), ">= 0.5")
+
+
+def _tokenizer_rates(path: Path, lines: list[str]) -> tuple[float, float]:
+    started = time.perf_counter()
+    tokenizer = Tokenizer.from_file(path)
+    load = time.perf_counter() - started
+    started = time.perf_counter()
+    for line in lines:
+        tokenizer.encode(line)
+    return load, sum(len(line.encode()) for line in lines) / 1e6 / (time.perf_counter() - started)
+
+
+Measure = Callable[[str, int], Iterator[Figure]]
+MEASURED: dict[str, tuple[Measure, ...]] = {
+    "youtu_vl": (_whole_runs, _decode),
+    "smollm2": (_whole_runs, _engines, _tokenizers),
+}

@@ -10,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.dumps import dump_paths, write_dump
 from harness.errors import UnjudgedError
-from parity.workspace import COMMITTED, Choice, Workspace, case_names
+from harness.store import atomic_write_text
+from parity.workspace import COMMITTED, Choice, Workspace, case_names, home
 
 
 def build_all(workspace: Workspace, console: Console, *, workers: int) -> None:
@@ -29,6 +30,8 @@ def export(workspace: Workspace, console: Console, *, table: str = "float32") ->
         task = progress.add_task(f"export {workspace.choice.arguments()}", total=len(workspace.graphs))
         folder = workspace.exporter.model_folder(table=table, each=lambda graph_id: progress.advance(task), verify=True)
         progress.update(task, completed=len(workspace.graphs))
+    # where `python -m runtime` looks when it is given no folder
+    atomic_write_text(home() / "exported" / f"{workspace.model}.txt", str(folder))
     return folder
 
 

@@ -17,6 +17,8 @@ from runtime.graphs import Arrays, Manifest
 class StoreRunner:
     """Runs the graphs of a workspace; only those that are asked for are exported."""
 
+    threads = 1
+
     def __init__(self, workspace: Workspace, child: Isolated) -> None:
         self.workspace, self.child = workspace, child
         self._graphs: dict[str, tuple[str, dict[str, Any]]] = {}

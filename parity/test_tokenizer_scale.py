@@ -6,13 +6,11 @@ A package that is not installed is an error that says the command, never a skip.
 
 import itertools
 import json
-import struct
 import unicodedata
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +21,6 @@ from parity.vocabularies import MissingVocabularyError, Source
 from references import corpora
 from runtime.tokenizer import Tokenizer, token_bytes
 
-VOCABULARIES: dict[str, Callable[[], dict[str, Any]]] = {
-    "smollm2": vocabularies.smollm2,
-    "llama3": vocabularies.llama3,
-    "qwen2": vocabularies.qwen2,
-    "youtu-a": lambda: vocabularies.youtu_vl("A"),
-    "youtu-b": lambda: vocabularies.youtu_vl("B"),
-}
 SIZES = {  # entries, merges, added tokens, highest id + 1
     "smollm2": (49_152, 48_900, 17, 49_152),
     "llama3": (128_000, 280_147, 256, 128_256),
@@ -94,10 +85,10 @@ def twins_of(name: str, config: dict[str, Any]) -> Twins:
     return Twins(name, config, Tokenizer(config, name), tokenizers.Tokenizer.from_str(json.dumps(config)))
 
 
-@pytest.fixture(scope="module", params=VOCABULARIES)
+@pytest.fixture(scope="module", params=vocabularies.PUBLISHED)
 def twins(request: pytest.FixtureRequest) -> Twins:
     """One vocabulary at a time: each takes some 400 MB."""
-    return twins_of(request.param, VOCABULARIES[request.param]())
+    return twins_of(request.param, vocabularies.PUBLISHED[request.param]())
 
 
 # --- full size ---
@@ -260,21 +251,6 @@ def test_merges_out_of_ranks() -> None:
         b"ab",
         b"a",
     )  # by way of a later one
-
-
-def test_gguf_head(tmp_path: Path) -> None:
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value.encode())) + value.encode()
-
-    words = struct.pack("<IIQ", 9, 8, 2) + text("\u0120t") + text("b c")
-    numbers = struct.pack("<IIQ3i", 9, 5, 3, 1, -2, 3)
-    entries = [text("words") + words, text("numbers") + numbers, text("flag") + struct.pack("<I?", 7, True)]
-    path = tmp_path / "model.gguf"
-    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 5, len(entries)) + b"".join(entries) + b"tensors")
-    assert vocabularies.gguf_metadata(path) == {"words": ["\u0120t", "b c"], "numbers": [1, -2, 3], "flag": True}
-    path.write_bytes(b"GGML" + bytes(20))
-    with pytest.raises(ValueError, match=r"model\.gguf: magic=b'GGML', but should be b'GGUF'"):
-        vocabularies.gguf_metadata(path)
 
 
 # --- the corpus ---

@@ -6,14 +6,14 @@ But: nothing is downloaded; a package that is not there is an error that says ho
 """
 
 import base64
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from gguf import GGUFReader
 
 from references.youtu_vl import tokenizer as tiny
 from runtime.tokenizer import SYMBOLS
@@ -57,28 +57,12 @@ QWEN = Source("dashscope", "2.0.2", "dashscope/resources/qwen.tiktoken")
 
 # --- GGUF ---
 
-GGUF_STRING, GGUF_ARRAY = 8, 9
-GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 CONTROL = 3  # tokenizer.ggml.token_type: a special token
 
 
 def gguf_metadata(path: Path) -> dict[str, Any]:
-    """The keys and values at the head of a GGUF file; the tensors behind them are not read."""
-    with path.open("rb") as file:
-        magic, _, _, count = struct.unpack("<4sIQQ", file.read(24))
-        if magic != b"GGUF":
-            raise ValueError(f"{path}: {magic=}, but should be b'GGUF'")
-        return {_gguf_value(file, GGUF_STRING): _gguf_value(file, _gguf_value(file, 4)) for _ in range(count)}
-
-
-def _gguf_value(file: BufferedReader, kind: int) -> Any:
-    if kind == GGUF_STRING:
-        return file.read(_gguf_value(file, 10)).decode()
-    if kind == GGUF_ARRAY:
-        kind, count = _gguf_value(file, 4), _gguf_value(file, 10)
-        return [_gguf_value(file, kind) for _ in range(count)]
-    code = "<" + GGUF_NUMBERS[kind]
-    return struct.unpack(code, file.read(struct.calcsize(code)))[0]
+    """The keys and values at the head of a GGUF file."""
+    return {name: field.contents() for name, field in GGUFReader(path).fields.items()}
 
 
 # --- ranks ---
@@ -231,3 +215,12 @@ def youtu_vl(reading: str) -> dict[str, Any]:
     added = _added(youtu_added(), len(ranks))
     added = [entry | {"special": entry["content"].startswith("<|")} for entry in added]
     return _config(model, added) | {"pre_tokenizer": tiny.pre_tokenizer(reading)}
+
+
+PUBLISHED: dict[str, Callable[[], dict[str, Any]]] = {
+    "smollm2": smollm2,
+    "llama3": llama3,
+    "qwen2": qwen2,
+    "youtu-a": lambda: youtu_vl("A"),
+    "youtu-b": lambda: youtu_vl("B"),
+}

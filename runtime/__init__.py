@@ -2,5 +2,5 @@
 
 import os
 
-# numpy's BLAS threads spin beside ncnn's: with two each, a token of SmolLM2 took 140 ms instead of 50.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# ncnn's threads spin for 15 ms after a graph and would take a core from the head. Read when ncnn is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _answer(options: argparse.Namespace) -> None:
     pictures = [load_image(path) for path in options.image]
-    manifest = Manifest.read(options.model)
+    manifest = Manifest.read(options.model or _exported(options.name))
     if manifest.model != options.name:
         raise InputError(
             f"{options.model} holds {manifest.model}, but {options.name} was asked for; "
@@ -56,6 +56,15 @@ def _answer(options: argparse.Namespace) -> None:
         _chat(Conversation(pipeline, choose), options)
     else:
         _tell(pipeline.generate(pictures, options.prompt, options.new_tokens, choose=choose), options)
+
+
+def _exported(model: str) -> Path:
+    """The folder that was exported last, as `python -m parity export` noted it."""
+    home = Path(os.environ.get("PARITY_HOME") or Path(__file__).parents[1] / ".parity")
+    note = home / "exported" / f"{model}.txt"
+    if not note.is_file():
+        raise InputError(f"{model} was not exported here; run: python -m parity export {model}, or pass --model DIR")
+    return Path(note.read_text(encoding="utf-8"))
 
 
 def _chat(conversation: Conversation, options: argparse.Namespace) -> None:
@@ -104,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m runtime", description=__doc__)
     add = parser.add_argument
     add("name", metavar="MODEL", help="name of the model, such as youtu_vl")
-    add("--model", type=Path, required=True, metavar="DIR", help="folder that `python -m parity export` wrote")
+    add("--model", type=Path, metavar="DIR", help="folder that `python -m parity export` wrote (default: the last)")
     add("--image", action="append", default=[], metavar="FILE", help="a picture; may be given several times")
     add("--prompt", default="", help="what to ask")
     add(
@@ -136,11 +145,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _use_huge_pages() -> None:
+    """Start over with glibc asking for huge pages: weights on small ones are read a fifth slower."""
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, sys.orig_argv)
+
+
 def _use_utf8(stream: Any) -> None:
     # a pipe on Windows would otherwise take the system's code page
     stream.reconfigure(encoding="utf-8")
 
 
 if __name__ == "__main__":
+    _use_huge_pages()
     _use_utf8(sys.stdout)
     sys.exit(main())

@@ -7,6 +7,7 @@ part of a conversation.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from runtime.chat import ChatTemplate
 from runtime.errors import EXPORT_AGAIN, InputError
-from runtime.graphs import Arrays, Manifest, Runner
+from runtime.graphs import Arrays, Manifest, NcnnRunner, Runner
+from runtime.joined import JoinedNet, Part, Pass
 from runtime.kv_cache import KVCache
 from runtime.rope import rotary_tables
 from runtime.table import Table
@@ -23,6 +25,7 @@ from runtime.tokenizer import Tokenizer
 from runtime.windows import MASKED
 
 Floats = NDArray[np.float32]
+CHUNK = 512  # prompt rows that go through the joined graphs at once
 Choose = Callable[[Floats, Sequence[int]], int]  # logits and the ids before -> the next id
 
 
@@ -71,7 +74,7 @@ class Decoder:
         self.config, self.shape, self.rotary_dim = config, shape, rotary_dim
         self.tokenizer = Tokenizer.from_file(manifest.folder / "tokenizer.json")
         self.chat = ChatTemplate.from_folder(manifest.folder)
-        self.table = Table(manifest.folder, manifest.table)
+        self.table = Table(manifest.folder, manifest.table, threads=runner.threads)
         self.norm_weight = _row(manifest.folder / "norm.bin", self.table.width)
         self.stop_ids = _stop_ids(manifest.folder, self.config)
         self.caches: list[KVCache] = []
@@ -80,10 +83,15 @@ class Decoder:
         """The whole prompt through every layer, filling new caches: (T, C) -> hidden of its last row (C,)."""
         count = len(embeds)
         self.check_context(count)
+        self.caches = [self._new_cache() for _ in range(self.shape.layers)]
+        if self.joined:
+            # through the graphs of the decode step, so that one copy of the weights is in memory; in chunks, so
+            # that attention does not grow with the square of the prompt
+            chunks = np.array_split(embeds, -(-count // CHUNK))  # as even as can be: few rows cost as much as many
+            return [self.extend(chunk) for chunk in chunks][-1]
         cos, sin = self.rotary(0, count)
         mask = self.causal_mask(count)
         hidden = embeds
-        self.caches = [self._new_cache() for _ in range(self.shape.layers)]
         for index, cache in enumerate(self.caches):
             out = self._run(f"llm.layer.{index:02d}.prefill", hidden=hidden, cos=cos, sin=sin, mask=mask)
             cache.append(out["key"], out["value"])
@@ -101,15 +109,49 @@ class Decoder:
         self.check_context(past + count)
         cos, sin = self.rotary(past, count)
         mask = np.concatenate([np.zeros((1, count, past), np.float32), self.causal_mask(count)], axis=-1)
-        hidden = embeds
+        if self.joined:
+            hidden = self._through_joined(self.joined.start(), embeds, cos, sin, mask)
+        else:
+            hidden = self._through_graphs(embeds, cos, sin, mask)
+        last: Floats = hidden[-1].copy()  # out of the memory of the pass
+        return last
+
+    def _through_graphs(self, hidden: Floats, cos: Floats, sin: Floats, mask: Floats) -> Floats:
         for index, cache in enumerate(self.caches):
             new = self._run(f"llm.layer.{index:02d}.dqkv", hidden=hidden, cos=cos, sin=sin)
             cache.append(new["key"], new["value"])
             key, value = cache.rows()
             inputs = {"hidden": hidden, "query": new["query"], "key": key, "value": value, "mask": mask}
             hidden = self._run(f"llm.layer.{index:02d}.dattn", **inputs)["hidden"]
-        last: Floats = hidden[-1]
-        return last
+        return hidden
+
+    def _through_joined(self, joined: Pass, hidden: Floats, cos: Floats, sin: Floats, mask: Floats) -> Floats:
+        for name, array in (("hidden", hidden), ("cos", cos), ("sin", sin), ("mask", mask)):
+            joined.give(name, array)
+        for index, cache in enumerate(self.caches):
+            dqkv = f"{self.model}/llm.layer.{index:02d}.dqkv"
+            cache.append(joined.take(f"{dqkv}.key"), joined.take(f"{dqkv}.value"))
+            joined.give_rows(f"key.{index}", cache.keys, cache.length)
+            joined.give_rows(f"value.{index}", cache.values, cache.length)
+        return joined.take(f"{self.model}/llm.layer.{len(self.caches) - 1:02d}.dattn.hidden")
+
+    @cached_property
+    def joined(self) -> JoinedNet | None:
+        """The decode step as one net, where graphs stay in memory."""
+        runner = self.runner
+        if not isinstance(runner, NcnnRunner) or runner.mode != "resident":
+            return None
+        folder, parts = runner.manifest.folder, list(self._parts(runner))
+        return JoinedNet(folder, parts, threads=runner.threads, verify=runner.verify, finite=runner.finite)
+
+    def _parts(self, runner: NcnnRunner) -> Iterator[Part]:
+        hidden = "hidden"
+        for index in range(self.shape.layers):
+            dqkv, dattn = (f"{self.model}/llm.layer.{index:02d}.{part}" for part in ("dqkv", "dattn"))
+            yield Part(runner.graph(dqkv), {"hidden": hidden, "cos": "cos", "sin": "sin"})
+            cached = {"key": f"key.{index}", "value": f"value.{index}", "mask": "mask"}
+            yield Part(runner.graph(dattn), {"hidden": hidden, "query": f"{dqkv}.query", **cached})
+            hidden = f"{dattn}.hidden"
 
     def logits(self, hidden: Floats) -> Floats:
         """Final norm and tied head: (C,) -> (vocab,). Raises InputError when they are not finite."""

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,11 +87,13 @@ class Manifest:
     def check_files(self) -> None:
         """Compare the files beside the graphs with the manifest; InputError names one that differs."""
         for name, wanted in self.files.items():
-            _check_file(self.folder / name, wanted, "the model")
+            check_file(self.folder / name, wanted, "the model")
 
 
 class Runner(Protocol):
-    """Runs graphs by id."""
+    """Runs graphs by id, each with so many threads."""
+
+    threads: int
 
     def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
         """Outputs by port name."""
@@ -116,15 +119,14 @@ class NcnnRunner:
             raise InputError(f"weight mode is {mode!r}, but should be one of {', '.join(MODES)}")
         if verify:
             manifest.check_files()
-        self.manifest, self.mode, self.threads, self.finite = manifest, mode, threads, finite
+        self.manifest, self.mode, self.threads = manifest, mode, threads
+        self.verify, self.finite = verify, finite
         self._nets: dict[str, ncnn.Net] = {}
         self._unverified = set(manifest.graphs) if verify else set()
 
     def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
         """Outputs by port name. Raises InputError on inputs of another shape and on every ncnn error code."""
-        graph = self.manifest.graphs.get(graph_id)
-        if graph is None:
-            raise InputError(f"graph {graph_id} is not in {self.manifest.folder / 'manifest.json'}; {EXPORT_AGAIN}")
+        graph = self.graph(graph_id)
         check_inputs(graph, inputs)
         net = self._net(graph)
         extractor = net.create_extractor()
@@ -134,11 +136,19 @@ class NcnnRunner:
         mats = [_input_mat(graph, port, inputs[port.name]) for port in graph.inputs]
         for number, (port, mat) in enumerate(zip(graph.inputs, mats, strict=True)):
             code = extractor.input(f"in{number}", mat)
-            _checked(code, f"{graph_id}: ncnn refused input {port.name}")
+            checked(code, f"{graph_id}: ncnn refused input {port.name}")
         outputs = {port.name: _extract(extractor, n, graph, port) for n, port in enumerate(graph.outputs)}
         if self.finite:
-            _check_finite(graph, outputs)
+            for name, array in outputs.items():
+                check_finite(graph, name, array)
         return outputs
+
+    def graph(self, graph_id: str) -> Graph:
+        """A graph of the manifest. Raises InputError when it is not there."""
+        graph = self.manifest.graphs.get(graph_id)
+        if graph is None:
+            raise InputError(f"graph {graph_id} is not in {self.manifest.folder / 'manifest.json'}; {EXPORT_AGAIN}")
+        return graph
 
     def _net(self, graph: Graph) -> ncnn.Net:
         net = self._nets.get(graph.id)
@@ -155,12 +165,12 @@ class NcnnRunner:
 def load_net(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.Net:
     """Load one graph for fp32 arithmetic. Raises InputError when a file is missing, altered or refused."""
     for name in (graph.param, graph.bin):
-        _check_file(folder / name, graph.sha256[name] if verify else None, graph.id)
+        check_file(folder / name, graph.sha256[name] if verify else None, graph.id)
     param, weights = folder / graph.param, folder / graph.bin
     net = ncnn.Net()
     set_fp32_options(net.opt, threads)
     for path, load in ((param, net.load_param), (weights, net.load_model)):
-        _checked(load(str(path)), f"{graph.id}: ncnn cannot load {path}")
+        checked(load(str(path)), f"{graph.id}: ncnn cannot load {path}")
     _check_names(graph, "in", net.input_names(), graph.inputs)
     _check_names(graph, "out", net.output_names(), graph.outputs)
     return net
@@ -177,23 +187,41 @@ def set_fp32_options(option: Any, threads: int) -> None:
 
 def check_inputs(graph: Graph, inputs: Mapping[str, NDArray[np.float32]]) -> None:
     """Compare inputs with the graph's ports. Raises InputError naming the first that does not fit."""
-    wanted = [port.name for port in graph.inputs]
-    if sorted(inputs) != sorted(wanted):
+    if len(inputs) != len(graph.inputs) or not all(port.name in inputs for port in graph.inputs):
+        wanted = [port.name for port in graph.inputs]
         raise InputError(f"{graph.id} was given the inputs {sorted(inputs)}, but takes {wanted}")
     lengths: dict[str, int] = {}
     for port in graph.inputs:
-        shape = inputs[port.name].shape
-        if len(shape) != len(port.shape) or not all(map(_fits, port.shape, shape, [lengths] * len(shape))):
-            known = "".join(f" {name}={length}" for name, length in lengths.items())
-            raise InputError(f"{graph.id} input {port.name} has shape {shape}, but should be {port.shape}{known}")
+        check_shape(graph, port, inputs[port.name].shape, lengths)
 
 
-def _fits(dim: int | str, size: int, lengths: dict[str, int]) -> bool:
-    if isinstance(dim, int):
-        return dim == size
+def check_shape(graph: Graph, port: Port, shape: Sequence[int], lengths: dict[str, int]) -> None:
+    """Compare one input's shape with its port and the `lengths` so far, to which it adds. Raises InputError."""
+    if not _fits(port.shape, shape, lengths):
+        known = "".join(f" {name}={length}" for name, length in lengths.items())
+        raise InputError(f"{graph.id} input {port.name} has shape {shape}, but should be {port.shape}{known}")
+
+
+def _fits(dims: Sequence[int | str], shape: Sequence[int], lengths: dict[str, int]) -> bool:
+    if len(dims) != len(shape):
+        return False
+    for dim, size in zip(dims, shape, strict=True):
+        if dim == size:
+            continue
+        if isinstance(dim, int):
+            return False
+        factor, name = _dynamic(dim)
+        length, rest = divmod(size, factor)
+        if rest or lengths.setdefault(name, length) != length:
+            return False
+    return True
+
+
+@lru_cache
+def _dynamic(dim: str) -> tuple[int, str]:
+    """Factor and name of a dynamic axis: "T" or "4*cells"."""
     factor, _, name = dim.rpartition("*")
-    length, rest = divmod(size, int(factor or 1))
-    return rest == 0 and lengths.setdefault(name, length) == length
+    return int(factor or 1), name
 
 
 def read_graph(entry: Mapping[str, Any]) -> Graph:
@@ -209,18 +237,19 @@ def _input_mat(graph: Graph, port: Port, array: NDArray[np.float32]) -> ncnn.Mat
 
 def _extract(extractor: Any, number: int, graph: Graph, port: Port) -> NDArray[np.float32]:
     code, mat = extractor.extract(f"out{number}")
-    _checked(code, f"{graph.id}: ncnn could not compute output {port.name}")
+    checked(code, f"{graph.id}: ncnn could not compute output {port.name}")
     return from_mat(mat, rank=len(port.shape), where=f"{graph.id} output {port.name}")
 
 
-def _check_finite(graph: Graph, outputs: Arrays) -> None:
-    for name, array in outputs.items():
-        bad = array.size - int(np.isfinite(array).sum())
-        if bad:
-            model = graph.id.partition("/")[0]
-            raise InputError(
-                f"{graph.id} output {name} holds {bad} NaN or Inf; find the cause: python -m parity run {model}"
-            )
+def check_finite(graph: Graph, name: str, array: NDArray[np.float32]) -> None:
+    """Raise InputError when an output holds NaN or Inf."""
+    finite = np.isfinite(array)
+    if not finite.all():
+        model = graph.id.partition("/")[0]
+        raise InputError(
+            f"{graph.id} output {name} holds {array.size - int(finite.sum())} NaN or Inf; "
+            f"find the cause: python -m parity run {model}"
+        )
 
 
 def _check_names(graph: Graph, kind: str, names: Sequence[str], ports: Sequence[Port]) -> None:
@@ -231,14 +260,16 @@ def _check_names(graph: Graph, kind: str, names: Sequence[str], ports: Sequence[
         )
 
 
-def _check_file(path: Path, sha256: str | None, what: str) -> None:
+def check_file(path: Path, sha256: str | None, what: str) -> None:
+    """Raise InputError when a file of `what` is missing, or has another hash than the one given."""
     if not path.is_file():
         raise InputError(f"{what}: {path} is missing; {EXPORT_AGAIN}")
     if sha256 is not None and _sha256(path) != sha256:
         raise InputError(f"{what}: {path} is not the file that manifest.json lists (other hash); {EXPORT_AGAIN}")
 
 
-def _checked(code: int, what: str) -> None:
+def checked(code: int, what: str) -> None:
+    """Raise InputError on an error code of ncnn."""
     if code != 0:
         raise InputError(f"{what} (code {code}); {EXPORT_AGAIN}")
 

@@ -1,6 +1,8 @@
 """The vocabulary table: embedding rows, and the tied head's logits. Outside the graphs, shared by both."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ _BLOCK_ROWS = 8192
 
 
 class Table:
-    """A (vocab, width) table on disk, float32 or float16, widened in blocks."""
+    """A (vocab, width) table on disk, float32 or float16, widened in blocks. `threads` share a row of logits."""
 
-    def __init__(self, folder: Path, entry: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, entry: Mapping[str, Any], *, threads: int = 1) -> None:
         path, dtype, (rows, width) = folder / entry["file"], DTYPES.get(entry["dtype"]), entry["shape"]
         if dtype is None:
             raise InputError(
@@ -27,6 +29,7 @@ class Table:
             found = f"has {path.stat().st_size} bytes" if path.is_file() else "is missing"
             raise InputError(f"{path} {found}, but should have {wanted} bytes; {EXPORT_AGAIN}")
         self._rows: NDArray[Any] = np.memmap(path, dtype, "r", shape=(rows, width))
+        self._threads, self._pool = threads, ThreadPoolExecutor(threads)
 
     @property
     def width(self) -> int:
@@ -52,7 +55,15 @@ class Table:
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         """(width,) -> (vocab,)."""
         logits = np.empty(self.vocab_size, np.float32)
-        for start in range(0, self.vocab_size, _BLOCK_ROWS):
-            block = self._rows[start : start + _BLOCK_ROWS].astype(np.float32, copy=False)
-            logits[start : start + len(block)] = block @ hidden
+        ends = [self.vocab_size * part // self._threads for part in range(self._threads + 1)]
+        others = [self._pool.submit(self._fill, logits, hidden, *span) for span in pairwise(ends[1:])]
+        self._fill(logits, hidden, 0, ends[1])
+        for other in others:
+            other.result()
         return logits
+
+    def _fill(self, logits: NDArray[np.float32], hidden: NDArray[np.float32], start: int, end: int) -> None:
+        for first in range(start, end, _BLOCK_ROWS):
+            last = min(first + _BLOCK_ROWS, end)
+            block = self._rows[first:last].astype(np.float32, copy=False)
+            np.vecdot(block, hidden, out=logits[first:last])  # no BLAS, whose own threads would spin beside ncnn's

@@ -316,9 +316,10 @@ def ncnn_calls(folder: Path) -> set[tuple[str, str]]:
     }
 
 
-def test_one_place_makes_mats_and_one_place_loads_nets() -> None:
+def test_one_place_makes_mats_and_two_load_nets() -> None:
     assert ncnn_calls(ROOT) == {
         ("runtime/mat.py", "ncnn.Mat"),
         ("runtime/graphs.py", "ncnn.Net"),
+        ("runtime/joined.py", "ncnn.Net"),
         ("runtime/graphs.py", "ncnn.PoolAllocator"),
     }

@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+from harness.metrics import measure
 from parity.workspace import Choice, Workspace
 from references.youtu_vl.source import CHAT_TEMPLATE
 from runtime import table as runtime_table
@@ -33,7 +34,7 @@ from runtime.graphs import (
     set_fp32_options,
 )
 from runtime.kv_cache import KVCache
-from runtime.mat import from_mat, to_mat
+from runtime.mat import empty, first_rows, from_mat, to_mat
 from runtime.rope import rotary_tables
 from runtime.table import Table
 from runtime.youtu_vl import Pipeline
@@ -70,7 +71,7 @@ class Watched:
     """A runner that tells what it is given."""
 
     def __init__(self, runner: NcnnRunner) -> None:
-        self.runner = runner
+        self.runner, self.threads = runner, runner.threads
         self.shapes: list[tuple[str, dict[str, tuple[int, ...]]]] = []
         self.nets: set[int] = set()
 
@@ -83,6 +84,8 @@ class Watched:
 
 class Untouchable:
     """A runner that must not be asked."""
+
+    threads = 1
 
     def run(self, graph_id: str, inputs: Mapping[str, Floats]) -> Arrays:
         raise AssertionError(f"{graph_id} was run")
@@ -140,6 +143,33 @@ def test_an_array_owns_its_memory() -> None:
     del mat
 
     assert np.array_equal(array, _array(2, 3))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 8, 16, 35, 36])
+def test_an_array_of_ncnns_memory_goes_in_without_a_copy_and_stays_as_it_is(rows: int, tmp_path: Path) -> None:
+    array = empty(2, rows, 12)
+    array[:] = -1
+    (tmp_path / "p").write_text("7767517\n2 2\nInput in0 0 1 in0\nReLU r 1 1 in0 out0\n", encoding="utf-8")
+    net = ncnn.Net()
+    assert net.load_param(str(tmp_path / "p")) == 0
+    extractor = net.create_extractor()
+    mat = to_mat(array, rank=3, where="in")
+    assert np.shares_memory(np.asarray(mat), array)
+    assert extractor.input("in0", mat) == 0
+    code, out = extractor.extract("out0")  # ReLU writes in place where it may
+
+    assert code == 0
+    assert (np.asarray(out) == 0).all()
+    assert (array == -1).all()
+
+
+def test_the_first_rows_of_a_buffer_are_its_memory() -> None:
+    array = empty(2, 5, 3)
+    array[:] = _array(2, 5, 3)
+    back = from_mat(first_rows(array, 4), rank=3, where="out")
+
+    assert np.array_equal(back, array[:, :4])
+    assert np.shares_memory(np.asarray(first_rows(array, 4)), array)
 
 
 def test_leading_axes_of_one_are_dropped_and_others_refused() -> None:
@@ -370,6 +400,83 @@ def test_a_graphs_files_are_hashed_once(manifest: Manifest, monkeypatch: pytest.
         runner.run(graph_id, {port.name: np.ones((4, int(port.shape[1])), np.float32)})
 
     assert asked == [("embed", True), (".tail", True), ("embed", False)]
+
+
+# ---- the decode step as one net
+
+
+def _prompt_rows(count: int, width: int) -> Floats:
+    return np.random.default_rng(2).standard_normal((count, width), np.float32) / np.float32(5)
+
+
+def test_a_joined_net_gives_the_bits_of_its_graphs(manifest: Manifest, runner: NcnnRunner) -> None:
+    joined = Pipeline(manifest, runner, context=64)
+    single = Pipeline(manifest, Watched(runner), context=64)  # not joined, as it is no NcnnRunner
+    rows = _prompt_rows(11, joined.table.width)
+    joined.prefill(rows)
+    single.caches = [single._new_cache() for _ in joined.caches]
+    single.extend(rows)
+    for token in (3, 4):
+        assert joined.step(token).tobytes() == single.step(token).tobytes()
+    for ours, theirs in zip(joined.caches, single.caches, strict=True):
+        assert [a.tobytes() for a in ours.rows()] == [a.tobytes() for a in theirs.rows()]
+
+
+def test_a_prompt_in_chunks_is_the_prompt(
+    manifest: Manifest, runner: NcnnRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(manifest, runner, context=64)
+    rows = _prompt_rows(50, pipeline.table.width)
+    whole = pipeline.prefill(rows)
+    monkeypatch.setattr("runtime.decoder.CHUNK", 16)
+    read: list[int] = []
+    extend = pipeline.extend
+
+    def watched(chunk: Floats) -> Floats:
+        read.append(len(chunk))
+        return extend(chunk)
+
+    monkeypatch.setattr(pipeline, "extend", watched)
+    chunked = pipeline.prefill(rows)
+
+    assert read == [13, 13, 12, 12]
+    assert measure(chunked, whole).rel_l2 < 1e-4
+    assert measure(np.roll(chunked, 1), whole).rel_l2 > 1e-4
+
+
+def test_a_joined_net_refuses_shapes_and_nan(manifest: Manifest) -> None:
+    pipeline = Pipeline(manifest, NcnnRunner(manifest, finite=True), context=16)
+    assert pipeline.joined is not None
+    run = pipeline.joined.start()
+    run.give("hidden", _prompt_rows(3, pipeline.table.width))
+    with pytest.raises(InputError, match=r"layer.*input cos has shape \(1, 2, 8\), but should be .*T=3"):
+        run.give("cos", np.zeros((1, 2, 8), np.float32))
+    with pytest.raises(InputError, match=r"llm.layer.00.dqkv output key holds \d+ NaN or Inf; find the cause"):
+        pipeline.prefill(_prompt_rows(2, pipeline.table.width) * np.float32(np.nan))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "alter", "said"),
+    [
+        (".bin", lambda raw: raw[:-4], "cannot load the weights .code -1.; export the model again"),
+        (".bin", lambda raw: raw + b"1234", "cannot load all weights: 4 bytes are left over; export the model again"),
+        (".param", lambda raw: raw[:100] + b"\nReLU x\n", "is no ncnn param"),
+        (".param", lambda raw: raw.replace(b"RMSNorm ", b"Nonsense "), "cannot load the joined param .code -1."),
+    ],
+)
+def test_a_joined_net_refuses_a_broken_file(
+    manifest: Manifest, own: Manifest, suffix: str, alter: Callable[[bytes], bytes], said: str
+) -> None:
+    for graph in own.graphs.values():
+        for name in (graph.param, graph.bin):
+            path = own.folder / name
+            path.parent.mkdir(exist_ok=True)
+            last = name.endswith("llm.layer.39.dattn" + suffix)
+            raw = (manifest.folder / name).read_bytes()
+            path.write_bytes(alter(raw) if last else raw)
+    pipeline = Pipeline(own, NcnnRunner(own, verify=False), context=16)
+    with pytest.raises(InputError, match=said):
+        pipeline.prefill(_prompt_rows(2, pipeline.table.width))
 
 
 # ---- table

@@ -10,7 +10,7 @@ DOCUMENT = "".join(
     NOTES.format(
         day=day, station=day * 7 % 11 + 1, wind=day * 13 % 29 + 3, level=day * 37 % 83 + 100, hours=day % 6 + 2
     )
-    for day in range(1, 29)
+    for day in range(1, 34)
 )
 
 CASES = (

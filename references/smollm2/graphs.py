@@ -13,15 +13,17 @@ def structures(sizes: Sizes) -> dict[str, Structure]:
     cos, sin = (Port(name, (1, "T", width)) for name in ("cos", "sin"))
     query = Port("query", (sizes.num_attention_heads, "T", width))
     key, value = (Port(name, (sizes.num_key_value_heads, "T", width)) for name in ("key", "value"))
-    rotary = {"MemoryData": 1, "MatMul of MemoryData": 2}
+    rotary = {"RotaryEmbed": 2, "MatMul": 0, "MemoryData": 0}
     every = (
         Structure(
             "llm.layer.prefill",
             (hidden, cos, sin, Port("mask", (1, "T", "T"))),
             (hidden, key, value),
-            rotary | {"Gemm": 7, "MatMul": 4, "RMSNorm": 2, "Swish": 1},
+            rotary | {"Gemm": 7, "SDPA": 1, "RMSNorm": 2, "Swish": 1},
         ),
-        Structure("llm.layer.dqkv", (hidden, cos, sin), (query, key, value), rotary | {"Gemm": 3, "RMSNorm": 1}),
+        Structure(
+            "llm.layer.dqkv", (hidden, cos, sin), (query, key, value), rotary | {"Gemm": 3, "SDPA": 0, "RMSNorm": 1}
+        ),
         Structure(
             "llm.layer.dattn",
             (
@@ -32,7 +34,7 @@ def structures(sizes: Sizes) -> dict[str, Structure]:
                 Port("mask", (1, "T", "L")),
             ),
             (hidden,),
-            {"Gemm": 4, "MatMul": 2, "MemoryData": 0, "RMSNorm": 1, "Swish": 1},
+            {"Gemm": 4, "SDPA": 1, "MatMul": 0, "MemoryData": 0, "RMSNorm": 1, "Swish": 1},
         ),
     )
     return {structure.name: structure for structure in every}
