@@ -6,6 +6,7 @@ But: no colour, no terminal, no file; whoever prints decides on those.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from harness.ids import GraphId
+from harness.origin import MEANINGS, Fate, fates
 from harness.records import Record, Verdict
 
 _VERDICTS: tuple[Verdict, ...] = ("equal", "different", "unjudged")
@@ -22,7 +23,7 @@ def summary(
     graphs: Collection[str] | None = None,
     unreadable: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Lines about the records of one run; the last is the command to type next.
+    """Lines about the records of one run; the first names the origin where one is red, the last what to type next.
 
     order: every id that needs a verdict, in pipeline order. graphs: which of them are graphs (None: all).
     rerun: the command for one id, where no record says it; rerun_all: for records that are gone.
@@ -31,6 +32,8 @@ def summary(
     records = _in_order(records, order)
     missing = _missing(records, order)
     red = next((record for record in records if record.verdict != "equal"), None)
+    if red:
+        yield _origin(fates(records, order), order)
     yield _counts(records, order if graphs is None else graphs)
     yield from _stages(records)
     yield from _worst(records)
@@ -44,6 +47,19 @@ def summary(
         yield f"next: {rerun(missing[0])}"
     else:
         yield f"next: {rerun_all if missing or unreadable else when_green}"
+
+
+def _origin(found: Mapping[str, Fate], order: Sequence[str]) -> str:
+    """`origin: ID; 12 carriers behind it`: the first id that is wrong on the reference's own input."""
+    named = {word: [name for name, fate in found.items() if fate.word == word] for word in MEANINGS}
+    origins, carriers = named["origin"], named["carrier"] + named["amplifier"]
+    counts = [f"{len(carriers)} carriers"] if carriers else []
+    counts += [f"{len(named['healed'])} healed"] if named["healed"] else []
+    if not origins:
+        first = min(carriers, key=order.index, default="an unknown id")
+        return f"origin: no id is wrong on the reference's own input; the first wrong in the chain is {first}"
+    more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
+    return "; ".join([f"origin: {origins[0]}{more}", *counts])
 
 
 def _in_order(records: Iterable[Record], order: Sequence[str]) -> list[Record]:

@@ -221,7 +221,7 @@ def _f32_file() -> Path:
 
 def _tokenizers(model: str, runs: int) -> Iterator[Figure]:
     """Load and encode rates of the runtime's tokenizer with the published vocabularies."""
-    lines = corpora.lines([])
+    lines = corpora.lines(["<|im_end|>"])
     for name in ("smollm2", "llama3", "qwen2", "youtu-b"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tokenizer.json"

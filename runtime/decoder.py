@@ -7,7 +7,6 @@ part of a conversation.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +77,7 @@ class Decoder:
         self.norm_weight = _row(manifest.folder / "norm.bin", self.table.width)
         self.stop_ids = _stop_ids(manifest.folder, self.config)
         self.caches: list[KVCache] = []
+        self._joined: JoinedNet | None = None
 
     def prefill(self, embeds: Floats) -> Floats:
         """The whole prompt through every layer, filling new caches: (T, C) -> hidden of its last row (C,)."""
@@ -135,14 +135,16 @@ class Decoder:
             joined.give_rows(f"value.{index}", cache.values, cache.length)
         return joined.take(f"{self.model}/llm.layer.{len(self.caches) - 1:02d}.dattn.hidden")
 
-    @cached_property
+    @property
     def joined(self) -> JoinedNet | None:
-        """The decode step as one net, where graphs stay in memory."""
+        """The decode step as one net, where the runner keeps graphs in memory."""
         runner = self.runner
         if not isinstance(runner, NcnnRunner) or runner.mode != "resident":
             return None
-        folder, parts = runner.manifest.folder, list(self._parts(runner))
-        return JoinedNet(folder, parts, threads=runner.threads, verify=runner.verify, finite=runner.finite)
+        if self._joined is None:
+            folder, parts = runner.manifest.folder, list(self._parts(runner))
+            self._joined = JoinedNet(folder, parts, threads=runner.threads, verify=runner.verify, finite=runner.finite)
+        return self._joined
 
     def _parts(self, runner: NcnnRunner) -> Iterator[Part]:
         hidden = "hidden"

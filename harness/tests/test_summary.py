@@ -58,11 +58,22 @@ def test_first_red_is_the_first_in_pipeline_order() -> None:
     late = tensor(GRAPHS[-1], 1.0, rerun="pytest late")
     early = tensor("m/vision.layer.01", 0.1, rerun="pytest early")
     told = lines([late, early, *all_equal()])
-    assert told[0] == "4 of 4 graphs have a verdict; comparisons: 5 equal, 2 different"
+    assert told[:2] == [
+        "origin: m/vision.layer.01 and 1 more",
+        "4 of 4 graphs have a verdict; comparisons: 5 equal, 2 different",
+    ]
     assert told[-2:] == [
         "first red: m/vision.layer.01 out0 (2, 3) differs from the reference [fp32, receipt, isolated]",
         "next: pytest early",
     ]
+
+
+def test_carriers_stand_behind_their_origin() -> None:
+    chain = [tensor(name, 0.1, "chained") for name in GRAPHS[1:3]]
+    assert lines([*all_equal(), tensor(GRAPHS[1], 0.1), *chain])[0] == "origin: m/vision.layer.01; 1 carriers"
+    assert lines([*all_equal(), *chain])[0] == (
+        "origin: no id is wrong on the reference's own input; the first wrong in the chain is m/vision.layer.01"
+    )
 
 
 def test_red_without_a_command_gets_the_callers() -> None:
@@ -84,7 +95,8 @@ def test_unjudged_is_red_and_no_verdict() -> None:
         np.ones((0, 3)), np.ones((0, 3)), LIMITS, where=Where(GRAPHS[0], "out0", "receipt", "isolated")
     )
     told = lines([*all_equal(), unjudged])
-    assert told[0] == "3 of 4 graphs have a verdict; comparisons: 5 equal, 1 unjudged"
+    assert told[0] == "origin: m/vision.layer.00"
+    assert told[1] == "3 of 4 graphs have a verdict; comparisons: 5 equal, 1 unjudged"
     assert told[-2].startswith("first red: m/vision.layer.00 out0 (0, 3) could not be judged")
 
 
