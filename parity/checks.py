@@ -3,7 +3,7 @@
 `Subject` holds one case of one model: its dump, and the port's pipeline over some runner of graphs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +16,13 @@ from harness.compare import compare_exact, compare_tensor
 from harness.dumps import Dump
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
+from harness.isolation import CrashedError
 from harness.limits import Limits
 from harness.records import Record, Where
 from parity.divergence import explained
 from parity.workspace import tensor_name
 from references.lines import LINES
+from runtime.errors import InputError
 from runtime.graphs import Arrays, Runner
 
 LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
@@ -30,6 +32,18 @@ PRECISION = "fp32"
 Generate = Callable[[Any, list[NDArray[np.uint8]], list[int] | None], list[Any]]
 # images, roles of the messages -> tokens of the prompt that are neither image nor text
 FrameTokens = Callable[[int, list[str]], int]
+
+
+RED = (UnjudgedError, InputError, CrashedError)  # what makes a claim that cannot be computed a red one
+
+
+def attempted(claim: Callable[[], Sequence[Record]], where: Where, rerun: str) -> list[Record]:
+    """The records of a claim; a record that says why, where it cannot be computed."""
+    try:
+        return list(claim())
+    except RED as error:
+        detail = f"{where.id} could not be judged {where.setting}: {error}\n  rerun: {rerun}"
+        return [Record(where, "unjudged", detail=detail, rerun=rerun)]
 
 
 class Reached(Exception):  # noqa: N818 - no error: the chain has come as far as anyone asks

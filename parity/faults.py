@@ -4,10 +4,14 @@ A fault of the runtime replaces something on one pipeline object; a fault of a g
 exported model folder. `expected` is the id that the suite must name as the first red one, in pipeline order.
 """
 
+import itertools
 import json
+import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -227,6 +231,102 @@ def _default_system_prompt_missing(prompt: Any, *args: Any) -> Any:
     return type(prompt)(text[:start] + text[text.index(".", start) + 1 :], prompt.ids[:3] + prompt.ids[9:])
 
 
+def _seen(change: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> Callable[[Port], None]:
+    """The port sees other pictures than the reference."""
+
+    def plant(port: Port) -> None:
+        inner = port.pipeline.preprocess
+        port.pipeline.preprocess = lambda pictures: inner([np.ascontiguousarray(change(p)) for p in pictures])
+
+    return plant
+
+
+def _other_decoder(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """5 % of the pixels are off by 2, as another JPEG library leaves them."""
+    random = np.random.Generator(np.random.Philox(key=1))
+    noise = random.choice([-2, 2], picture.shape) * (random.random(picture.shape) < 0.05)
+    return np.clip(picture + noise, 0, 255).astype(np.uint8)
+
+
+def _coarse(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Every second pixel twice: a resize that does not widen its kernel."""
+    return picture[::2, ::2].repeat(2, 0).repeat(2, 1)[: len(picture), : picture.shape[1]]
+
+
+def _other_statistics(rows: Floats, grid: tuple[int, int]) -> Floats:
+    """Mean and deviation of another processor."""
+    mean = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
+    std = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
+    return ((rows.reshape(-1, 3) * np.float32(0.5) + np.float32(0.5) - mean) / std).reshape(rows.shape)
+
+
+def _not_rescaled(rows: Floats, grid: tuple[int, int]) -> Floats:
+    return rows * np.float32(255) + np.float32(254)
+
+
+def _one_step_off(rows: Floats, grid: tuple[int, int]) -> Floats:
+    """One value in 5,000 is off by one of 255 steps."""
+    random = np.random.Generator(np.random.Philox(key=1))
+    return rows + np.float32(2 / 255) * (random.random(rows.shape) < 2e-4).astype(np.float32)
+
+
+def _splitting_step_lost(port: Port) -> None:
+    del port.pipeline.tokenizer._steps[-1]
+
+
+def _composed(port: Port) -> None:
+    """Text is composed (NFC) though the tokenizer does not ask for it."""
+    encode = port.pipeline.tokenizer.encode
+    port.pipeline.tokenizer.encode = lambda text: encode(unicodedata.normalize("NFC", text))
+
+
+def _merges_lost(port: Port) -> None:
+    """Only every tenth merge is left."""
+    bpe = port.pipeline.tokenizer._bpe
+    bpe.merges = dict(list(bpe.merges.items())[::10])
+    bpe.ignore_merges = False
+
+
+def _first_id_twice(prompt: Any, *_: Any) -> Any:
+    return type(prompt)(prompt.text, [prompt.ids[0], *prompt.ids])
+
+
+def _placeholder_lost(prompt: Any, *_: Any) -> Any:
+    ids = list(prompt.ids)
+    repeated = next(place for place, (one, two) in enumerate(itertools.pairwise(ids)) if one == two)
+    return type(prompt)(prompt.text, ids[:repeated] + ids[repeated + 1 :])
+
+
+def _space_behind(prompt: Any, *_: Any) -> Any:
+    return type(prompt)(prompt.text + " ", prompt.ids)
+
+
+def _rotary_in_pairs(tables: tuple[Floats, Floats], *_: Any) -> tuple[Floats, Floats]:
+    """Angles for neighbours instead of halves."""
+    cos, sin = (np.ascontiguousarray(t[..., : t.shape[-1] // 2].repeat(2, -1)) for t in tables)
+    return cos, sin
+
+
+def _weak_mask(mask: Floats, *_: Any) -> Floats:
+    return mask * np.float32(1e-8)
+
+
+def _infinite_mask(mask: Floats, *_: Any) -> Floats:
+    return np.where(mask < 0, np.float32(-np.inf), mask)
+
+
+def _always_id_0(port: Port) -> None:
+    port.pipeline.choose = lambda logits: 0
+
+
+def _ids_decoded_alone(port: Port) -> None:
+    """Characters of several ids are lost."""
+    tokenizer = port.pipeline.tokenizer
+    port.pipeline.tokenizer.stream = lambda: SimpleNamespace(
+        push=lambda token: tokenizer.decode([token]), finish=lambda: ""
+    )
+
+
 def _second_best(port: Port) -> None:
     port.pipeline.choose = lambda logits: int(np.argsort(logits)[-2])
 
@@ -287,7 +387,82 @@ def _norm_epsilon(port: Port) -> None:
     port.edit_param("youtu_vl/vision.layer.03", "1=1.000000e-6", "1=1.000000e-2")
 
 
+def _weights(graph_ids: tuple[str, ...], name: str, change: Callable[[Floats], Floats]) -> Callable[[Port], None]:
+    """One tensor of a name is changed in each of the graphs."""
+
+    def edit(weights: dict[str, Floats]) -> None:
+        weights[name] = change(weights[name])
+
+    def plant(port: Port) -> None:
+        for graph_id in graph_ids:
+            port.edit(graph_id, edit)
+
+    return plant
+
+
+def _in_eight_bits(weight: Floats) -> Floats:
+    step = np.abs(weight).max() / 127
+    return np.round(weight / step) * step
+
+
+def _with_nan(weight: Floats) -> Floats:
+    found = weight.copy()
+    found.flat[[5, 70, 700]] = np.nan
+    return found
+
+
+def _bin_cut_short(port: Port) -> None:
+    path = port.folder / "youtu_vl/llm.layer.05.dqkv.bin"
+    _replace(path, path.read_bytes()[:-20])
+
+
+def _erf_gelu(port: Port) -> None:
+    """GELU by erf where the layer has tanh."""
+    path = port.folder / "youtu_vl/vision.layer.05.param"
+    line = next(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("GELU"))
+    port.edit_param("youtu_vl/vision.layer.05", line, line.replace("0=1", "0=0"))
+
+
+def _scale_lost(port: Port) -> None:
+    """Attention is not scaled."""
+    path = port.folder / "youtu_vl/llm.layer.07.prefill.param"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    line = next(line for line in lines if line.startswith("BinaryOp") and " 1=1 " in line)
+    port.edit_param("youtu_vl/llm.layer.07.prefill", line, re.sub(r" 2=\S+", " 2=1.0", line))
+
+
+DECODER_12 = ("youtu_vl/llm.layer.12.prefill", "youtu_vl/llm.layer.12.dqkv")
+
 FAULTS = (
+    Fault("picture upside down", "image.pixel_values", _seen(lambda picture: picture[::-1, ::-1])),
+    Fault("another JPEG decoder", "image.pixel_values", _seen(_other_decoder)),
+    Fault("no antialias", "image.pixel_values", _seen(_coarse)),
+    Fault("mean and deviation of CLIP", "image.pixel_values", _pixels(_other_statistics)),
+    Fault("not rescaled", "image.pixel_values", _pixels(_not_rescaled)),
+    Fault("a few values off by one step", "image.pixel_values", _pixels(_one_step_off), changes_ids=False),
+    Fault("space behind the prompt", "template.text", _after("prompt", _space_behind), changes_ids=False),
+    Fault("first id twice", "tokenizer.ids", _after("prompt", _first_id_twice)),
+    Fault("one image placeholder lost", "tokenizer.ids", _after("prompt", _placeholder_lost)),
+    Fault("merges lost", "tokenizer.ids", _merges_lost),
+    Fault("splitting step lost", "tokenizer.lines", _splitting_step_lost, changes_ids=False),
+    Fault("text composed", "tokenizer.lines", _composed, changes_ids=False),
+    Fault("rotary angles in pairs", "positions.text_cos", _after("rotary", _rotary_in_pairs)),
+    Fault("mask too weak", "positions.causal_mask", _after("causal_mask", _weak_mask)),
+    Fault("mask of minus infinity", "positions.causal_mask", _after("causal_mask", _infinite_mask), changes_ids=False),
+    Fault("erf GELU for tanh", "vision.layer.05", _erf_gelu, changes_ids=False),
+    Fault(
+        "weights in eight bits",
+        "llm.layer.12.prefill",
+        _weights(DECODER_12, "self_attn.q_b_proj.weight", _in_eight_bits),
+        changes_ids=False,
+    ),
+    Fault(
+        "NaN in the weights", "vision.layer.09", _weights(("youtu_vl/vision.layer.09",), "mlp.fc1.weight", _with_nan)
+    ),
+    Fault("bin cut short", "llm.layer.05.dqkv", _bin_cut_short),
+    Fault("attention not scaled", "llm.layer.07.prefill", _scale_lost, changes_ids=False),
+    Fault("always id 0", "sampling.ids", _always_id_0),
+    Fault("ids decoded alone", "decode.text", _ids_decoded_alone, changes_ids=False),
     Fault("raster patch order", "image.pixel_values", _pixels(_raster_rows)),
     Fault("patch rows with channels first", "image.pixel_values", _pixels(_channels_first)),
     Fault("blue channel first", "image.pixel_values", _pixels(_blue_first)),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from harness.errors import UnjudgedError
-from harness.isolation import CrashedError
 from harness.records import Record, RecordWriter, Where, clear_records, read_records
 from harness.summary import summary
 from parity import checks
@@ -19,9 +18,6 @@ from parity.checks import PRECISION, Subject
 from parity.runners import Port
 from parity.workspace import Choice, Workspace, case_names, home, shape_cases
 from references import MODELS
-from runtime.errors import InputError
-
-RED = (UnjudgedError, InputError, CrashedError)
 
 
 class Session:
@@ -98,12 +94,7 @@ class Judge:
         """Judge claims by mode; a claim that cannot be computed is red too."""
         red = []
         for mode, claim in claims.items():
-            try:
-                records = claim()
-            except RED as error:
-                where = Where(name, "-", case, mode, PRECISION)
-                detail = f"{name} could not be judged {where.setting}: {error}\n  rerun: {self._rerun}"
-                records = [Record(where, "unjudged", detail=detail, rerun=self._rerun)]
+            records = checks.attempted(claim, Where(name, "-", case, mode, PRECISION), self._rerun)
             for record in records:
                 self._records.write(record)
             red += [record.detail for record in records if record.verdict != "equal"]

@@ -129,7 +129,10 @@ class Workspace:
         return self.choice.checkpoint is None and self.profile == next(iter(self.description.PROFILES))
 
     def dump(self, name: str) -> Dump:
-        """The reference dump of a case or of a shape case `length_N`."""
+        """The reference dump of a case or of a shape case `length_N`. Raises UnjudgedError on another name."""
+        known = [*self.cases, *shape_cases()]
+        if name not in known:
+            raise UnjudgedError(f"case {name} is unknown; did you mean {suggest(name, known)}?")
         if self.is_committed(name):
             wanted = {"checkpoint": self.fingerprint, "case": self.cases[name].identity()}
             command = f"python -m parity dumps {self.model} --commit"

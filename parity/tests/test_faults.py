@@ -1,7 +1,7 @@
 """Proof: the end-to-end claim can fail, and a planted fault is named by its place."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 from harness.metrics import measure
-from harness.records import Record
-from parity import checks
-from parity.checks import LIMITS, Subject
+from parity.checks import LIMITS
 from parity.faults import FAULTS, Fault, Floats, Port, copy_model, edit_weights
 from parity.plugin import Session
-from parity.server import forced_or_greedy
-from parity.workspace import Workspace
+from parity.scoreboard import ids_of, reds, subject_of
 from runtime.graphs import Manifest, NcnnRunner
 from runtime.youtu_vl import Pipeline
 
@@ -25,58 +22,30 @@ MODEL, CASE = "youtu_vl", "square"
 STEPS = 4  # decoded tokens over which a perturbed graph must be seen
 
 
-def subject_of(workspace: Workspace, port: Port) -> Subject:
-    return Subject(
-        MODEL,
-        workspace.dump(CASE),
-        workspace.cases[CASE],
-        workspace.graphs,
-        pipeline=port.pipeline,
-        runner=port.runner,
-        generate=lambda case, pictures, forced: list(
-            forced_or_greedy(port.pipeline, pictures, case.prompt, case.new_tokens, case.history, forced)
-        ),
-        frame_tokens=workspace.description.frame_tokens,
-    )
-
-
-def reds(subject: Subject) -> Iterator[Record]:
-    """The records that are not equal, in pipeline order; the first one names the place."""
-    before, after = checks.around_graphs()
-    for name in before:
-        yield from (record for record in subject.stage(name) if record.verdict != "equal")
-    for graph in subject.graphs.values():
-        records = subject.isolated(graph) + subject.chained(graph)
-        yield from (record for record in records if record.verdict != "equal")
-    for name in after:
-        yield from (record for record in subject.stage(name) if record.verdict != "equal")
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name.replace(" ", "_") for fault in FAULTS])
 def test_fault_is_caught_and_named(fault: Fault, session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces[MODEL]
     port = Port(workspace.exporter, tmp_path / "model")
     fault.plant(port)
-    subject = subject_of(workspace, port)
+    subject = subject_of(workspace, port, CASE)
     red = next(reds(subject), None)
     assert red is not None, f"{fault.name}: nothing is red"
     assert red.where.id == f"{MODEL}/{fault.expected}"
     assert fault.expected in red.detail.splitlines()[0]
     if fault.changes_ids:
-        assert [token.id for token in subject.tokens] != subject.dump.values["ids"]
+        assert ids_of(subject) != subject.dump.values["ids"]
 
 
-def test_at_least_18_of_20_faults_change_the_ids() -> None:
+def test_most_faults_change_the_ids() -> None:
     """Which faults change them is judged fault by fault above; here only that enough of them do."""
-    assert len(FAULTS) >= 20
-    assert sum(fault.changes_ids for fault in FAULTS) >= len(FAULTS) - 2
+    assert sum(fault.changes_ids for fault in FAULTS) >= 30
 
 
 def test_a_fault_that_changes_ids_is_told_from_a_near_tie(session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces[MODEL]
     port = Port(workspace.exporter, tmp_path / "model")
     next(fault for fault in FAULTS if fault.name == "second best id chosen").plant(port)
-    subject = subject_of(workspace, port)
+    subject = subject_of(workspace, port, CASE)
     (record,) = subject.stage("decode.ids")
     assert "step 0: the reference's margin is" in record.detail
     assert "a bug, no near-tie" in record.detail
@@ -91,7 +60,7 @@ def test_forced_ids_show_what_else_differs(session: Session, tmp_path: Path) -> 
     workspace = session.workspaces[MODEL]
     port = Port(workspace.exporter, tmp_path / "model")
     next(fault for fault in FAULTS if fault.name == "decode position + 1").plant(port)
-    (record,) = subject_of(workspace, port).stage("decode.ids")
+    (record,) = subject_of(workspace, port, CASE).stage("decode.ids")
     agreeing = re.search(r"forced, (\d+) of 64 agree; not at (\d+)", record.detail)
     assert agreeing is not None, record.detail
     assert 0 < int(agreeing[1]) < 64
