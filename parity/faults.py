@@ -56,6 +56,7 @@ class Fault:
     expected: str  # id, without the model, that must be named
     plant: Callable[[Port], None]
     changes_ids: bool = True  # within 64 tokens
+    model: str = "youtu_vl"
 
 
 def copy_model(source: Path, target: Path) -> None:
@@ -194,8 +195,11 @@ def _inverse_as_order(order: NDArray[np.int64], *_: Any) -> NDArray[np.int64]:
     return windows.inverse_order(order)
 
 
-def _rotary_base(port: Port) -> None:
-    port.pipeline.config["rope_theta"] = 10000.0
+def _rotary_base(theta: float) -> Callable[[Port], None]:
+    def plant(port: Port) -> None:
+        port.pipeline.config["rope_theta"] = theta
+
+    return plant
 
 
 def _mask_off_by_one(mask: Floats, *_: Any) -> Floats:
@@ -411,6 +415,31 @@ def _with_nan(weight: Floats) -> Floats:
     return found
 
 
+def _heads_tiled(port: Port) -> None:
+    """Query head 1 reads key head 1 instead of 0, and so on: key heads are laid out 0 1 2 0 1 2, not 0 0 0 1 1 1."""
+
+    def change(weights: dict[str, Floats]) -> None:
+        by_head = weights["self_attn.q_proj.weight"].reshape(3, 3, 64, -1)
+        weights["self_attn.q_proj.weight"] = by_head.swapaxes(0, 1).reshape(576, -1)
+
+    for part in ("prefill", "dqkv"):
+        port.edit(f"smollm2/llm.layer.10.{part}", change)
+
+
+def _mask_left_out(port: Port) -> None:
+    """Decode graphs see cached rows through a mask that hides the oldest one."""
+    run = port.runner.run
+
+    def faulty(graph_id: str, inputs: Mapping[str, Floats]) -> Arrays:
+        if graph_id.endswith("layer.04.dattn"):
+            mask = inputs["mask"].copy()
+            mask[..., 0] = -1e9
+            inputs = {**inputs, "mask": mask}
+        return run(graph_id, inputs)
+
+    port.runner.run = faulty  # type: ignore[method-assign]
+
+
 def _bin_cut_short(port: Port) -> None:
     path = port.folder / "youtu_vl/llm.layer.05.dqkv.bin"
     _replace(path, path.read_bytes()[:-20])
@@ -462,6 +491,9 @@ FAULTS = (
     Fault("bin cut short", "llm.layer.05.dqkv", _bin_cut_short),
     Fault("attention not scaled", "llm.layer.07.prefill", _scale_lost, changes_ids=False),
     Fault("always id 0", "sampling.ids", _always_id_0),
+    Fault("query heads tiled", "llm.layer.10.prefill", _heads_tiled, model="smollm2"),
+    Fault("rotary base of 10,000", "positions.text_cos", _rotary_base(1e4), False, model="smollm2"),
+    Fault("oldest row hidden from one layer", "llm.layer.04.dattn", _mask_left_out, False, model="smollm2"),
     Fault("ids decoded alone", "decode.text", _ids_decoded_alone, changes_ids=False),
     Fault("raster patch order", "image.pixel_values", _pixels(_raster_rows)),
     Fault("patch rows with channels first", "image.pixel_values", _pixels(_channels_first)),
@@ -470,7 +502,7 @@ FAULTS = (
     Fault("inverse used as window order", "positions.window_order", _after("window_order", _inverse_as_order)),
     Fault("h and w swapped in the vision rotary", "positions.vision_cos", _after("vision_tables", _swap_axes)),
     Fault("window layers see everything", "positions.window_mask", _after("vision_tables", _no_windows)),
-    Fault("rotary base of the text", "positions.text_cos", _rotary_base),
+    Fault("rotary base of the text", "positions.text_cos", _rotary_base(1e4)),
     Fault("causal mask off by one", "positions.causal_mask", _after("causal_mask", _mask_off_by_one)),
     Fault("image rows not fused", "fusion.embeds", _image_rows_not_fused),
     Fault("image rows in reversed order", "fusion.embeds", _image_rows_reversed),

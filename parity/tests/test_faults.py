@@ -19,18 +19,19 @@ from runtime.youtu_vl import Pipeline
 pytestmark = pytest.mark.proof
 
 MODEL, CASE = "youtu_vl", "square"
+CASES = {MODEL: CASE, "smollm2": "multi_turn"}
 STEPS = 4  # decoded tokens over which a perturbed graph must be seen
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name.replace(" ", "_") for fault in FAULTS])
 def test_fault_is_caught_and_named(fault: Fault, session: Session, tmp_path: Path) -> None:
-    workspace = session.workspaces[MODEL]
+    workspace = session.workspaces[fault.model]
     port = Port(workspace.exporter, tmp_path / "model")
     fault.plant(port)
-    subject = subject_of(workspace, port, CASE)
+    subject = subject_of(workspace, port, CASES[fault.model])
     red = next(reds(subject), None)
     assert red is not None, f"{fault.name}: nothing is red"
-    assert red.where.id == f"{MODEL}/{fault.expected}"
+    assert red.where.id == f"{fault.model}/{fault.expected}"
     assert fault.expected in red.detail.splitlines()[0]
     if fault.changes_ids:
         assert ids_of(subject) != subject.dump.values["ids"]
