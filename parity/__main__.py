@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 from harness.errors import UnjudgedError
+from harness.ids import GraphId
 from harness.records import read_records
 from parity import building
 from parity.plugin import pipeline_order, records_folder
@@ -24,6 +26,7 @@ ModelArgument = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...",
 Profile = Annotated[str, typer.Option(help="checkpoint of the model's own, such as tiny or full; its default without")]
 CheckpointOption = Annotated[Path | None, typer.Option(help="a Hugging Face folder of your own")]
 Case = Annotated[list[str] | None, typer.Option(help="case; may be given several times")]
+OneCase = Annotated[str, typer.Option(help="case (default: the model's first)")]
 Workers = Annotated[int, typer.Option("--workers", "-j", min=1, help="processes")]
 
 
@@ -117,10 +120,53 @@ def bench(
 
 
 @app.command()
+def bisect(
+    model: str,
+    case: OneCase = "",
+    profile: Profile = "",
+    checkpoint: CheckpointOption = None,
+) -> None:
+    """Name the first guilty graph or stage: the port up to a seam, the reference beyond, in halves."""
+    from parity import bisect as search
+
+    workspace = Workspace(Choice(model, profile, checkpoint, (case,) if case else ()))
+    found = search.bisect_case(workspace, case or next(iter(workspace.cases)))
+    _tell(search.lines(found))
+    raise typer.Exit(found.exit_code)
+
+
+@app.command()
+def repro(
+    graph_id: str,
+    case: OneCase = "",
+    profile: Profile = "",
+    checkpoint: CheckpointOption = None,
+    to: Annotated[Path | None, typer.Option(help="the folder to write (default: a name of the graph's)")] = None,
+) -> None:
+    """Write a folder that shows a graph's difference with numpy and ncnn alone, for a bug report upstream."""
+    from parity import repro as bundle
+
+    workspace = _workspace_of(graph_id, profile, checkpoint)
+    target = to or Path(graph_id.replace("/", "."))
+    folder = bundle.write(workspace, graph_id, case or next(iter(workspace.cases)), target)
+    print(f"{folder}\nrun: python {folder / 'repro.py'}")
+
+
+@app.command()
 def graphs(model: str, profile: Profile = "", checkpoint: CheckpointOption = None) -> None:
     """List the graph ids of a model in execution order."""
     for name in Workspace(Choice(model, profile, checkpoint)).graphs:
         print(name)
+
+
+def _workspace_of(graph_id: str, profile: str, checkpoint: Path | None) -> Workspace:
+    """The workspace of a graph's model."""
+    return Workspace(Choice(GraphId.parse(graph_id).model, profile, checkpoint))
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
 
 
 def _workspaces(
