@@ -13,7 +13,7 @@ CASE ?=
 SOURCE = $(if $(PROFILE),--profile $(PROFILE)) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))
 CHOICE = $(MODEL) $(SOURCE) $(addprefix --case ,$(CASE))
 
-.PHONY: help setup parity test export dumps bench lint
+.PHONY: help setup parity test export dumps report baseline bench lint
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -37,6 +37,12 @@ export: .venv/ready ## export every graph and print the folder for the runtime: 
 
 dumps: .venv/ready ## run the fp32 reference for all cases: make dumps [MODEL=youtu_vl]
 	$(RUN) parity dumps $(CHOICE)
+
+report: .venv/ready ## report.html, report.json and report.md of the last run: make report [MODEL=youtu_vl]
+	$(RUN) parity report $(CHOICE)
+
+baseline: .venv/ready ## keep the last run; `python -m parity baseline --compare` tells what grew since
+	$(RUN) parity baseline
 
 bench: .venv/ready ## measure: cold and warm run, memory, speed beside other engines: make bench [MODEL=smollm2]
 	$(RUN) parity bench $(MODEL)

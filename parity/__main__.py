@@ -12,10 +12,11 @@ from rich.console import Console
 from harness.errors import UnjudgedError
 from harness.ids import GraphId
 from harness.records import read_records
+from harness.store import atomic_write_text
 from parity import building
 from parity.plugin import pipeline_order, records_folder
 from parity.verdict import UNJUDGED, exit_code, missing_verdicts
-from parity.workspace import ROOT, Choice, Workspace
+from parity.workspace import ROOT, Choice, Workspace, home
 from references import MODELS
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -113,10 +114,11 @@ def bench(
     runs: Annotated[int, typer.Option(min=1, help="runs of every measurement")] = 1,
 ) -> None:
     """Measure cold and warm run, memory, decode beside other engines, tokenizers; writes bench-MODEL.json."""
-    from parity.bench import bench as measure
+    from parity import bench as measures
 
     for workspace in _workspaces(models, "", None, None):
-        measure(workspace.model, Console(), runs=runs)
+        measures.bench(workspace.model, Console(), runs=runs)
+    measures.bench_tokenizers(Console(), runs=runs)
 
 
 @app.command()
@@ -131,8 +133,42 @@ def bisect(
 
     workspace = Workspace(Choice(model, profile, checkpoint, (case,) if case else ()))
     found = search.bisect_case(workspace, case or next(iter(workspace.cases)))
-    _tell(search.lines(found))
+    _tell_and_note("bisect", search.lines(found))
     raise typer.Exit(found.exit_code)
+
+
+@app.command()
+def report(
+    models: ModelArgument = None,
+    profile: Profile = "",
+    checkpoint: CheckpointOption = None,
+    case: Case = None,
+) -> None:
+    """Write the report of the last run: one page, the same as JSON, a few lines for a pull request."""
+    from parity import report as reporting
+
+    written = reporting.write(_workspaces(models or reporting.judged_models(), profile, checkpoint, case))
+    _tell(map(str, (written.page, written.json, written.markdown)))
+    raise typer.Exit(written.code)
+
+
+@app.command()
+def baseline(
+    models: ModelArgument = None,
+    compare: Annotated[bool, typer.Option("--compare", help="compare the last run with the one that was kept")] = False,
+) -> None:
+    """Keep the last run, or compare the last run with the one that was kept."""
+    from parity import baseline as kept
+
+    records = read_records(records_folder()).records
+    if not compare:
+        kept.store(records, kept.baseline_path())
+        print(kept.baseline_path())
+        return
+    before = kept.read(kept.baseline_path())
+    found = kept.compare(records, before, pipeline_order(_workspaces(models, "", None, None)))
+    _tell(kept.lines(found, before))
+    raise typer.Exit(kept.exit_code(found))
 
 
 @app.command()
@@ -162,6 +198,13 @@ def graphs(model: str, profile: Profile = "", checkpoint: CheckpointOption = Non
 def _workspace_of(graph_id: str, profile: str, checkpoint: Path | None) -> Workspace:
     """The workspace of a graph's model."""
     return Workspace(Choice(GraphId.parse(graph_id).model, profile, checkpoint))
+
+
+def _tell_and_note(verb: str, lines: Iterable[str]) -> None:
+    """Print lines, and keep them for the report."""
+    text = "\n".join(lines)
+    print(text)
+    atomic_write_text(home() / "report" / f"{verb}.txt", text + "\n")
 
 
 def _tell(lines: Iterable[str]) -> None:

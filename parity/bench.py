@@ -54,27 +54,35 @@ class Figure:
         return f"{min(self.values):.3g} to {max(self.values):.3g}" if len(self.values) > 1 else "one run"
 
 
-def bench(model: str, console: Console, *, runs: int) -> list[Figure]:
+def bench(model: str, console: Console, *, runs: int) -> None:
     """Measure a model's default profile, print the table, write bench-MODEL.json."""
-    figures = [figure for measure in MEASURED[model] for figure in measure(model, runs)]
+    speed = _engines if _package_file(model) else _decode
+    _tell(model, [*_whole_runs(model, runs), *speed(model, runs)], console, runs)
+
+
+def bench_tokenizers(console: Console, *, runs: int) -> None:
+    """Measure the runtime's tokenizer with the published vocabularies, print the table, write bench-tokenizers.json."""
+    _tell("tokenizers", list(_tokenizers(runs)), console, runs)
+
+
+def _tell(name: str, figures: list[Figure], console: Console, runs: int) -> None:
     about = {
         "machine": platform.platform(),
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "threads": "whole runs: 2 processes, 1 thread each; decode of youtu_vl: 1 thread; engines: 2 threads",
+        "threads": "whole runs: 2 processes, 1 thread each; decode beside torch: 1 thread; engines: 2 threads",
         "versions": {name: version(name) for name in PACKAGES},
         "runs": runs,
     }
-    table = Table(title=f"{model}, default profile, {about['cores']} cores, {runs} runs")
+    table = Table(title=f"{name}, {about['cores']} cores, {runs} runs")
     for heading in ("figure", "median", "spread", "goal"):
         table.add_column(heading)
     for figure in figures:
         table.add_row(figure.name, f"{figure.median:.4g} {figure.unit}", figure.spread, figure.goal)
     console.print(table)
-    path = home() / f"bench-{model}.json"
+    path = home() / f"bench-{name}.json"
     atomic_write_text(path, json.dumps(about | {"figures": [asdict(f) for f in figures]}, indent=1))
     console.print(f"written to {path}; machine: {about['machine']}, {about['versions']}", highlight=False)
-    return figures
 
 
 def _whole_runs(model: str, runs: int) -> Iterator[Figure]:
@@ -186,7 +194,7 @@ def _engines(model: str, runs: int) -> Iterator[Figure]:
     workspace = Workspace(Choice(model))
     folders = {"ncnn": workspace.exporter.model_folder(), "transformers": workspace.checkpoint}
     if importlib.util.find_spec("llama_cpp"):
-        folders["llama.cpp"] = _f32_file().parent
+        folders["llama.cpp"] = _f32_file(model).parent
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in folders}
     for _ in range(runs):
         for name, folder in folders.items():
@@ -206,23 +214,29 @@ def _engines(model: str, runs: int) -> Iterator[Figure]:
                 yield Figure(f"{kind}, ncnn / {name}", "x", [ours[kind] / theirs[kind] for ours, theirs in pairs], goal)
 
 
-def _f32_file() -> Path:
-    """The package's weights as an F32 GGUF file, made once."""
-    from references.smollm2.source import package_file
+def _package_file(model: str) -> Callable[[], Path] | None:
+    """What finds the GGUF file in which a model's weights are published, for models that have one."""
+    source = importlib.import_module(f"references.{model}.source")
+    found: Callable[[], Path] | None = getattr(source, "package_file", None)
+    return found
 
-    path = home() / "rivals" / "f32.gguf"
-    if not path.is_file():
+
+def _f32_file(model: str) -> Path:
+    """The package's weights as an F32 GGUF file, made once."""
+    path = home() / "rivals" / model / "f32.gguf"
+    find = _package_file(model)
+    if not path.is_file() and find:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        _watch(["-m", "parity.rivals", "write-f32", str(package_file()), str(part)])
+        _watch(["-m", "parity.rivals", "write-f32", str(find()), str(part)])
         part.replace(path)
     return path
 
 
-def _tokenizers(model: str, runs: int) -> Iterator[Figure]:
+def _tokenizers(runs: int) -> Iterator[Figure]:
     """Load and encode rates of the runtime's tokenizer with the published vocabularies."""
     lines = corpora.lines(["<|im_end|>"])
-    for name in ("smollm2", "llama3", "qwen2", "youtu-b"):
+    for name in vocabularies.PUBLISHED:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tokenizer.json"
             path.write_text(json.dumps(vocabularies.PUBLISHED[name]()), encoding="utf-8")
@@ -239,10 +253,3 @@ def _tokenizer_rates(path: Path, lines: list[str]) -> tuple[float, float]:
     for line in lines:
         tokenizer.encode(line)
     return load, sum(len(line.encode()) for line in lines) / 1e6 / (time.perf_counter() - started)
-
-
-Measure = Callable[[str, int], Iterator[Figure]]
-MEASURED: dict[str, tuple[Measure, ...]] = {
-    "youtu_vl": (_whole_runs, _decode),
-    "smollm2": (_whole_runs, _engines, _tokenizers),
-}

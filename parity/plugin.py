@@ -159,6 +159,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return CaseScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The run's worst errors and its first red, as properties of the JUnit file, where one is written."""
+    from _pytest.junitxml import xml_key  # pytest has no public way to it outside of a fixture
+
+    xml = session.config.stash.get(xml_key, None)
+    if xml is None or hasattr(session.config, "workerinput"):
+        return
+    from parity.report import junit_properties  # loads matplotlib
+
+    for name, value in junit_properties(read_records(records_folder()).records).items():
+        xml.add_global_property(name, value)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """What was judged, how far off it was, and what to type next."""
     found = read_records(records_folder())

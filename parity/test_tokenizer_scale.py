@@ -22,7 +22,7 @@ from references import corpora
 from runtime.tokenizer import Tokenizer, token_bytes
 
 SIZES = {  # entries, merges, added tokens, highest id + 1
-    "smollm2": (49_152, 48_900, 17, 49_152),
+    "smollm": (49_152, 48_900, 17, 49_152),
     "llama3": (128_000, 280_147, 256, 128_256),
     "qwen2": (151_643, 151_387, 22, 151_665),
     "youtu-a": (128_000, 127_156, 155_386, 283_386),

@@ -218,7 +218,7 @@ def youtu_vl(reading: str) -> dict[str, Any]:
 
 
 PUBLISHED: dict[str, Callable[[], dict[str, Any]]] = {
-    "smollm2": smollm2,
+    "smollm": smollm2,
     "llama3": llama3,
     "qwen2": qwen2,
     "youtu-a": lambda: youtu_vl("A"),
