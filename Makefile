@@ -13,7 +13,7 @@ CASE ?=
 SOURCE = $(if $(PROFILE),--profile $(PROFILE)) $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))
 CHOICE = $(MODEL) $(SOURCE) $(addprefix --case ,$(CASE))
 
-.PHONY: help setup parity test export dumps report baseline bench lint
+.PHONY: help setup parity test export dumps report baseline faults bench lint
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -43,6 +43,9 @@ report: .venv/ready ## report.html, report.json and report.md of the last run: m
 
 baseline: .venv/ready ## keep the last run; `python -m parity baseline --compare` tells what grew since
 	$(RUN) parity baseline
+
+faults: .venv/ready ## plant every fault of the corpus and print the scoreboard (a quarter of an hour)
+	$(RUN) parity faults
 
 bench: .venv/ready ## measure: cold and warm run, memory, speed beside other engines: make bench [MODEL=smollm2]
 	$(RUN) parity bench $(MODEL)

@@ -138,6 +138,33 @@ def bisect(
 
 
 @app.command()
+def explain(
+    graph_id: str,
+    case: OneCase = "",
+    profile: Profile = "",
+    checkpoint: CheckpointOption = None,
+    folder: Annotated[Path | None, typer.Option(help="judge this exported model folder, not the store's files")] = None,
+) -> None:
+    """Name the stage of the tool chain that broke a graph, and the operator inside it."""
+    from parity.explain import explain as explained
+
+    found = explained(_workspace_of(graph_id, profile, checkpoint), graph_id, case, folder=folder)
+    _tell_and_note("explain", found.lines())
+    raise typer.Exit(found.exit_code)
+
+
+@app.command()
+def faults(
+    only: Annotated[list[str] | None, typer.Option(help="name of a fault; may be given several times")] = None,
+    green: Annotated[int, typer.Option(min=0, help="green runs that must raise no alarm")] = 20,
+) -> None:
+    """Plant every fault of the corpus alone, find it, and print how well that went."""
+    from parity import scoreboard
+
+    raise typer.Exit(scoreboard.run(only or [], Console(), green=green))
+
+
+@app.command()
 def report(
     models: ModelArgument = None,
     profile: Profile = "",

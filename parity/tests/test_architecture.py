@@ -316,10 +316,14 @@ def ncnn_calls(folder: Path) -> set[tuple[str, str]]:
     }
 
 
-def test_one_place_makes_mats_and_two_load_nets() -> None:
+def test_few_places_make_mats_and_load_nets() -> None:
     assert ncnn_calls(ROOT) == {
         ("runtime/mat.py", "ncnn.Mat"),
         ("runtime/graphs.py", "ncnn.Net"),
         ("runtime/joined.py", "ncnn.Net"),
         ("runtime/graphs.py", "ncnn.PoolAllocator"),
+        ("parity/drill.py", "ncnn.Net"),  # any options, every blob
+        ("parity/explain.py", "ncnn.Option"),
+        ("parity/repro_script.py", "ncnn.Mat"),  # a program of its own
+        ("parity/repro_script.py", "ncnn.Net"),
     }

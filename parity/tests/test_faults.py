@@ -19,7 +19,6 @@ from runtime.youtu_vl import Pipeline
 pytestmark = pytest.mark.proof
 
 MODEL, CASE = "youtu_vl", "square"
-CASES = {MODEL: CASE, "smollm2": "multi_turn"}
 STEPS = 4  # decoded tokens over which a perturbed graph must be seen
 
 
@@ -28,7 +27,7 @@ def test_fault_is_caught_and_named(fault: Fault, session: Session, tmp_path: Pat
     workspace = session.workspaces[fault.model]
     port = Port(workspace.exporter, tmp_path / "model")
     fault.plant(port)
-    subject = subject_of(workspace, port, CASES[fault.model])
+    subject = subject_of(workspace, port, fault.case)
     red = next(reds(subject), None)
     assert red is not None, f"{fault.name}: nothing is red"
     assert red.where.id == f"{fault.model}/{fault.expected}"
