@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.compare import compare_exact, compare_tensor
+from harness.diagnosis import diagnose
 from harness.dumps import Dump
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
@@ -27,6 +28,7 @@ from runtime.graphs import Arrays, Runner
 
 LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
 PRECISION = "fp32"
+SHOWN_HINTS = 2
 
 # case, pictures, ids to force upon the port or None -> its tokens
 Generate = Callable[[Any, list[NDArray[np.uint8]], list[int] | None], list[Any]]
@@ -44,6 +46,19 @@ def attempted(claim: Callable[[], Sequence[Record]], where: Where, rerun: str) -
     except RED as error:
         detail = f"{where.id} could not be judged {where.setting}: {error}\n  rerun: {rerun}"
         return [Record(where, "unjudged", detail=detail, rerun=rerun)]
+
+
+def hinted(record: Record, actual: Any, expected: Any, spans: Mapping[str, slice]) -> Record:
+    """The record of two tensors, its text with what their difference looks like.
+
+    Not in the chain: there an error has gone through other graphs and has their shape.
+    """
+    tensors = isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray)
+    if record.verdict != "different" or record.where.mode == "chained" or not tensors:
+        return record
+    hints = diagnose(actual, expected, floor=record.floor, spans=spans)[:SHOWN_HINTS]
+    text, _, rerun = record.detail.rpartition("\n")
+    return replace(record, detail="\n".join([text, *(f"  hint: {h.kind}: {h.evidence}" for h in hints), rerun]))
 
 
 class Reached(Exception):  # noqa: N818 - no error: the chain has come as far as anyone asks
@@ -120,8 +135,10 @@ class Subject:
         rerun = self.rerun(f"{self.model}/{name}")
         if mode == "exact":
             record = compare_exact(actual, expected, where=where, rerun=rerun)
-            return [explained(record, self) if name == "decode.ids" else record]
-        return [compare_tensor(actual, expected, LIMITS.of(where.id, mode), where=where, rerun=rerun)]
+            record = explained(record, self) if name == "decode.ids" else record
+        else:
+            record = compare_tensor(actual, expected, LIMITS.of(where.id, mode), where=where, rerun=rerun)
+        return [hinted(record, actual, expected, self.spans)]
 
     @cached_property
     def pictures(self) -> list[NDArray[np.uint8]]:
@@ -155,6 +172,12 @@ class Subject:
         return self.generate(self.case, self.pictures, None)
 
     @property
+    def spans(self) -> dict[str, slice]:
+        """The rows of the prompt that are the picture's, where there is one."""
+        places = self.dump.values.get("image_positions") or []
+        return {"image": slice(places[0], places[-1] + 1)} if places else {}
+
+    @property
     def last_hidden(self) -> NDArray[np.float32]:
         """The reference's last row after the last prefill graph."""
         last = [graph for graph in self.graphs.values() if graph.id.endswith(".prefill")][-1]
@@ -163,7 +186,7 @@ class Subject:
 
     def _compare(self, graph: Graph, port: str, actual: NDArray[np.float32], mode: str) -> Record:
         name = tensor_name(graph, port)
-        return compare_tensor(
+        record = compare_tensor(
             actual,
             self.dump.tensors[name],
             LIMITS.of(graph.id, mode),
@@ -171,6 +194,7 @@ class Subject:
             floor=self.dump.values["floors"][name],
             rerun=self.rerun(graph.id),
         )
+        return hinted(record, actual, self.dump.tensors[name], self.spans)
 
 
 class Chain:

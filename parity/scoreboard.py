@@ -204,7 +204,7 @@ def play(fault: Fault, workspace: Workspace, folder: Path) -> Score:
     red = next(reds(subject), None)
     name = red.where.id if red else ""
     pair = pair_of(subject, red) if red else None
-    hints = diagnose(*pair, spans=image_spans(subject)) if pair else []
+    hints = diagnose(*pair, spans=subject.spans) if pair else []
     domain = _domain(workspace, port, name, fault.case) if name in workspace.graphs else ("glue" if red else "")
     seconds = time.perf_counter() - began
     found = bisect(subject, open_reference(workspace.model, workspace.checkpoint))
@@ -236,12 +236,6 @@ def pair_of(subject: Subject, record: Record) -> tuple[Any, Any] | None:
     isolated = record.where.mode == "isolated"
     outputs = subject.runner.run(graph.id, inputs_of(graph, subject.dump)) if isolated else subject.chain.outputs(graph)
     return outputs[record.where.tensor], subject.dump.tensors[tensor_name(graph, record.where.tensor)]
-
-
-def image_spans(subject: Subject) -> dict[str, slice]:
-    """The rows of the prompt that are the picture's, where there is one."""
-    places = subject.dump.values.get("image_positions") or []
-    return {"image": slice(places[0], places[-1] + 1)} if places else {}
 
 
 def _domain(workspace: Workspace, port: Port, graph_id: str, case: str) -> str:

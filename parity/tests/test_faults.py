@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.diagnosis import KINDS
 from harness.metrics import measure
 from parity.checks import LIMITS
 from parity.faults import FAULTS, Fault, Floats, Port, copy_model, edit_weights
@@ -19,6 +20,7 @@ from runtime.youtu_vl import Pipeline
 pytestmark = pytest.mark.proof
 
 MODEL, CASE = "youtu_vl", "square"
+HINTED = ("blue channel first", "merger output doubled", "rotary base of the text", "image rows in reversed order")
 STEPS = 4  # decoded tokens over which a perturbed graph must be seen
 
 
@@ -32,6 +34,10 @@ def test_fault_is_caught_and_named(fault: Fault, session: Session, tmp_path: Pat
     assert red is not None, f"{fault.name}: nothing is red"
     assert red.where.id == f"{fault.model}/{fault.expected}"
     assert fault.expected in red.detail.splitlines()[0]
+    told = re.findall(r"^  hint: ([a-z -]+): ", red.detail, re.MULTILINE)
+    assert set(told) <= set(KINDS)
+    if fault.name in HINTED:
+        assert set(told) & set(fault.hints)
     if fault.changes_ids:
         assert ids_of(subject) != subject.dump.values["ids"]
 
