@@ -22,12 +22,13 @@ def summary(
     when_green: str,
     graphs: Collection[str] | None = None,
     unreadable: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Iterator[str]:
     """Lines about the records of one run; the first names the origin where one is red, the last what to type next.
 
     order: every id that needs a verdict, in pipeline order. graphs: which of them are graphs (None: all).
     rerun: the command for one id, where no record says it; rerun_all: for records that are gone.
-    unreadable: the messages of `read_records`.
+    unreadable: the messages of `read_records`. notes: lines of the caller's, behind what was measured.
     """
     records = _in_order(records, order)
     missing = _missing(records, order)
@@ -37,6 +38,7 @@ def summary(
     yield _counts(records, order if graphs is None else graphs)
     yield from _stages(records)
     yield from _worst(records)
+    yield from notes
     yield from _listed("unknown ids", sorted({record.where.id for record in records} - set(order)))
     yield from _listed("unreadable records", unreadable)
     yield from _listed("without a verdict", missing)

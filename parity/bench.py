@@ -27,6 +27,7 @@ from harness.store import atomic_write_text
 from parity import vocabularies
 from parity.workspace import ROOT, Choice, Workspace, home
 from references import corpora
+from runtime.graphs import MODES
 from runtime.tokenizer import Tokenizer
 
 PACKAGES = ("torch", "transformers", "ncnn", "pnnx", "numpy")
@@ -57,7 +58,7 @@ class Figure:
 def bench(model: str, console: Console, *, runs: int) -> None:
     """Measure a model's default profile, print the table, write bench-MODEL.json."""
     speed = _engines if _package_file(model) else _decode
-    _tell(model, [*_whole_runs(model, runs), *speed(model, runs)], console, runs)
+    _tell(model, [*_whole_runs(model, runs), *speed(model, runs), *_weight_modes(model, runs)], console, runs)
 
 
 def bench_tokenizers(console: Console, *, runs: int) -> None:
@@ -212,6 +213,14 @@ def _engines(model: str, runs: int) -> Iterator[Figure]:
             if name in found:
                 pairs = zip(found["ncnn"], found[name], strict=True)
                 yield Figure(f"{kind}, ncnn / {name}", "x", [ours[kind] / theirs[kind] for ours, theirs in pairs], goal)
+
+
+def _weight_modes(model: str, runs: int) -> Iterator[Figure]:
+    """Peak memory of `python -m runtime` over a short prompt, in each weight mode."""
+    arguments = ["-m", "runtime", model, "--model", str(Workspace(Choice(model)).exporter.model_folder())]
+    for mode in MODES:
+        command = [*arguments, "--prompt", "Name two planets.", "-n", "4", "--mode", mode]
+        yield Figure(f"peak memory, {mode}", "MB", [_watch(command)[1] for _ in range(runs)])
 
 
 def _package_file(model: str) -> Callable[[], Path] | None:

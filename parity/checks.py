@@ -29,6 +29,7 @@ from runtime.graphs import Arrays, Runner
 LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
 PRECISION = "fp32"
 SHOWN_HINTS = 2
+IDS = "decode.ids"
 
 # case, pictures, ids to force upon the port or None -> its tokens
 Generate = Callable[[Any, list[NDArray[np.uint8]], list[int] | None], list[Any]]
@@ -135,7 +136,7 @@ class Subject:
         rerun = self.rerun(f"{self.model}/{name}")
         if mode == "exact":
             record = compare_exact(actual, expected, where=where, rerun=rerun)
-            record = explained(record, self) if name == "decode.ids" else record
+            record = explained(record, self) if name == IDS else record
         else:
             record = compare_tensor(actual, expected, LIMITS.of(where.id, mode), where=where, rerun=rerun)
         return [hinted(record, actual, expected, self.spans)]
@@ -342,7 +343,7 @@ STAGES: dict[str, tuple[str, Callable[[Subject], Pair]]] = {
         "exact",
         _chosen,
     ),
-    "decode.ids": ("exact", lambda s: ([token.id for token in s.tokens], s.dump.values["ids"])),
+    IDS: ("exact", lambda s: ([token.id for token in s.tokens], s.dump.values["ids"])),
     "decode.text": ("exact", lambda s: ("".join(token.text for token in s.tokens), s.dump.values["text"])),
     "decode.logits": (
         "chained",

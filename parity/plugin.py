@@ -191,8 +191,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         when_green="git commit" if order == everything else "make parity",
         graphs=[name for name in order if any(name in workspace.graphs for workspace in session.workspaces.values())],
         unreadable=found.unreadable,
+        notes=list(_margins(session, found.records)),
     ):
         terminalreporter.write_line(line)
+
+
+def _margins(session: Session, records: Sequence[Record]) -> Iterator[str]:
+    """Per model: where the reference's first and second id were nearest, among the answers that were judged."""
+    judged = {(r.where.id, r.where.case) for r in records if r.where.id.endswith(checks.IDS) and r.verdict == "equal"}
+    for model, workspace in session.workspaces.items():
+        cases = [case for case in workspace.cases if (f"{model}/{checks.IDS}", case) in judged]
+        margins = {case: workspace.dump(case).values["margins"] for case in cases}
+        if margins:
+            case = min(margins, key=lambda name: min(margins[name]))
+            least = min(margins[case])
+            count, step = sum(map(len, margins.values())), margins[case].index(least)
+            yield f"{model}: {count} greedy ids equal; smallest margin {least:.2g} at step {step} of {case}"
 
 
 def pipeline_order(workspaces: Any) -> list[str]:

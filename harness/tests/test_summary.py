@@ -100,6 +100,13 @@ def test_unjudged_is_red_and_no_verdict() -> None:
     assert told[-2].startswith("first red: m/vision.layer.00 out0 (0, 3) could not be judged")
 
 
+def test_notes_stand_behind_what_was_measured() -> None:
+    told = list(
+        summary(all_equal(), ORDER, rerun=str, rerun_all="", when_green="make report", graphs=GRAPHS, notes=["a note"])
+    )
+    assert told[-2:] == ["a note", "next: make report"]
+
+
 def test_lost_records_and_unknown_ids_are_told() -> None:
     told = lines([*all_equal(), tensor("m/vision.layer.99", 0)], unreadable=tuple("abcdefg"))
     assert "unknown ids (1): m/vision.layer.99" in told
