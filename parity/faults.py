@@ -517,7 +517,7 @@ FAULTS = (
         _weights(DECODER_12, "self_attn.q_b_proj.weight", _in_eight_bits),
         changes_ids=False,
         domain="weights file",
-        hints=("small everywhere", "rounding", "steps"),
+        hints=("small everywhere", "rounding", "steps", "all but first row"),
     ),
     Fault(
         "NaN in the weights",
