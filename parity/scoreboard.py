@@ -218,7 +218,7 @@ def play(fault: Fault, workspace: Workspace, folder: Path) -> Score:
         domain=domain,
         domain_right=domain == fault.domain,
         hint=hints[0].kind if hints else "",
-        hint_right=any(hint.kind in fault.hints for hint in hints) if fault.hints else None,
+        hint_right=None if pair is None else any(hint.kind in fault.hints for hint in hints),
         ids_changed=ids_of(subject) != subject.dump.values["ids"],
         cosine_sees=any(not metrics.cosine >= COSINE for metrics in measured),
         seconds=seconds,
