@@ -130,9 +130,9 @@ class Decoder:
             joined.give(name, array)
         for index, cache in enumerate(self.caches):
             dqkv = f"{self.model}/llm.layer.{index:02d}.dqkv"
-            cache.append(joined.take(f"{dqkv}.key"), joined.take(f"{dqkv}.value"))
-            joined.give_rows(f"key.{index}", cache.keys, cache.length)
-            joined.give_rows(f"value.{index}", cache.values, cache.length)
+            joined.carry(f"{dqkv}.key", f"key.{index}", cache.keys, cache.length)
+            joined.carry(f"{dqkv}.value", f"value.{index}", cache.values, cache.length)
+            cache.length += len(hidden)
         return joined.take(f"{self.model}/llm.layer.{len(self.caches) - 1:02d}.dattn.hidden")
 
     @property

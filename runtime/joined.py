@@ -73,11 +73,15 @@ class Pass:
         check_shape(graph, port, array.shape, self._lengths)
         self._input(name, to_mat(array, rank=array.ndim, where=f"{graph.id} input {port.name}"))
 
-    def give_rows(self, name: str, array: NDArray[np.float32], count: int) -> None:
-        """An outer input without a copy: the first rows of an array (blocks, rows, width) that `empty` gave."""
-        graph, port = self._net.inputs[name]
-        check_shape(graph, port, (len(array), count, array.shape[2]), self._lengths)
-        self._input(name, first_rows(array, count))
+    def carry(self, output: str, name: str, buffer: NDArray[np.float32], start: int) -> None:
+        """An output's rows go into a buffer that `empty` gave, behind its first `start`; all so far become an input.
+
+        The one copy of the new rows is all that is moved.
+        """
+        new = self.take(output)
+        end = start + new.shape[1]
+        buffer[:, start:end] = new
+        self._input(name, first_rows(buffer, end))
 
     def _input(self, name: str, mat: ncnn.Mat) -> None:
         self._mats.append(mat)
