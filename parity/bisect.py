@@ -87,16 +87,7 @@ def bisect_case(workspace: Workspace, case: str) -> Bisection:
     """Bisect the port of a workspace over one of its cases, graphs out of the store. Raises UnjudgedError."""
     port = runners.Port(workspace)
     try:
-        subject = Subject(
-            workspace.model,
-            workspace.dump(case),
-            workspace.cases[case],
-            workspace.graphs,
-            pipeline=port.pipeline,
-            runner=port.runner,
-            generate=port.generate,
-            frame_tokens=workspace.description.frame_tokens,
-        )
+        subject = Subject.of(workspace, case, port, generate=port.generate)
         return bisect(subject, open_reference(workspace.model, workspace.checkpoint))
     finally:
         port.close()

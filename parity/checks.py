@@ -21,6 +21,7 @@ from harness.isolation import CrashedError
 from harness.limits import Limits
 from harness.records import Record, Where
 from parity.divergence import explained
+from parity.server import forced_or_greedy
 from parity.workspace import tensor_name
 from references.lines import LINES
 from runtime.errors import InputError
@@ -100,6 +101,29 @@ class Subject:
     generate: Generate
     frame_tokens: FrameTokens
     last: str | None = None  # the graph behind which a chained run may stop
+
+    @classmethod
+    def of(
+        cls, workspace: Any, case: str, port: Any, *, generate: Generate | None = None, last: str | None = None
+    ) -> "Subject":
+        """A case of a workspace on a port's `pipeline` and `runner`; without `generate` it answers in this process."""
+
+        def in_this_process(asked: Any, pictures: list[NDArray[np.uint8]], forced: list[int] | None) -> list[Any]:
+            return list(
+                forced_or_greedy(port.pipeline, pictures, asked.prompt, asked.new_tokens, asked.history, forced)
+            )
+
+        return cls(
+            workspace.model,
+            workspace.dump(case),
+            workspace.cases.get(case),
+            workspace.graphs,
+            pipeline=port.pipeline,
+            runner=port.runner,
+            generate=generate or in_this_process,
+            frame_tokens=workspace.description.frame_tokens,
+            last=last,
+        )
 
     def rerun(self, name: str) -> str:
         """The command that judges an id again."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ncnn
@@ -612,17 +613,8 @@ def _fed(subject: _Subject, pipeline: Any) -> tuple[Stage, _Cause]:
     workspace, graph = subject.workspace, subject.graph
     inner = pipeline.runner
     pipeline.runner = listening = _Listening(inner, graph.id)
-    judged = checks.Subject(
-        workspace.model,
-        subject.dump,
-        workspace.cases[subject.case],
-        workspace.graphs,
-        pipeline=pipeline,
-        runner=inner,
-        generate=lambda case, pictures, forced: [],
-        frame_tokens=workspace.description.frame_tokens,
-        last=graph.id,
-    )
+    port = SimpleNamespace(pipeline=pipeline, runner=inner)
+    judged = checks.Subject.of(workspace, subject.case, port, last=graph.id)
     try:
         outputs = judged.chain.outputs(graph)
     finally:

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ncnn
 import numpy as np
 from numpy.typing import NDArray
 
 from exporters import param
 from exporters.export import Exporter, link_or_copy
 from runtime import windows
-from runtime.graphs import Arrays, Manifest, NcnnRunner
+from runtime.graphs import Arrays, Manifest, NcnnRunner, set_fp32_options
 
 Floats = NDArray[np.float32]
 
@@ -174,6 +175,19 @@ def _remember_grids(port: Port) -> None:
     port.pipeline.encode_images = remembering
 
 
+def _merged_by_columns(port: Port) -> None:
+    """The tail is fed the four patches of a cell column by column."""
+    run = port.runner.run
+
+    def faulty(graph_id: str, inputs: Mapping[str, Floats]) -> Arrays:
+        if graph_id.endswith("vision.tail"):
+            rows = inputs["hidden"]
+            return run(graph_id, {"hidden": rows.reshape(-1, 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)})
+        return run(graph_id, inputs)
+
+    port.runner.run = faulty  # type: ignore[method-assign]
+
+
 def _swap_axes(tables: Arrays, *_: Any) -> Arrays:
     """Angles of rows and columns change places."""
 
@@ -230,6 +244,51 @@ def _cache_row_lost(port: Port) -> None:
         return hidden
 
     port.pipeline.prefill = faulty
+
+
+def _oldest_rows_overwritten(port: Port) -> None:
+    """The rows of the system prompt are overwritten in the caches of one layer."""
+    prefill = port.pipeline.prefill
+
+    def faulty(embeds: Floats) -> Floats:
+        hidden: Floats = prefill(embeds)
+        for array in (port.pipeline.caches[6].keys, port.pipeline.caches[6].values):
+            array[:, :15] = array[:, 15:30]
+        return hidden
+
+    port.pipeline.prefill = faulty
+
+
+def _stop_ids_unknown(port: Port) -> None:
+    """The answer goes on behind its end; for 16 tokens here, which is enough to see it."""
+    answer = port.pipeline.answer
+    port.pipeline.stop_ids = set()
+    port.pipeline.answer = lambda hidden, ids, count, choose=None: answer(hidden, ids, min(count, 16), choose)
+
+
+def _head_rows_shifted(port: Port) -> None:
+    port.pipeline.logits = _changed(port.pipeline.logits, lambda logits: np.roll(logits, 1))
+
+
+def _changed(function: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *args: change(function(*args))
+
+
+def _added_token_unknown(port: Port) -> None:
+    """The token that begins a turn is not known as one piece."""
+    matcher = port.pipeline.tokenizer._in_raw_text
+    matcher.tokens.pop(max(matcher.tokens, key=lambda text: text == "<|begin_of_text|>"))
+
+
+def _half_precision_on(port: Port) -> None:
+    """One net keeps its numbers in bfloat16."""
+    graph = port.runner.graph("youtu_vl/vision.layer.11")
+    net = ncnn.Net()
+    set_fp32_options(net.opt, 1)
+    net.opt.use_bf16_storage = True
+    net.load_param(str(port.folder / graph.param))
+    net.load_model(str(port.folder / graph.bin))
+    port.runner._nets[graph.id] = net
 
 
 def _default_system_prompt_missing(prompt: Any, *args: Any) -> Any:
@@ -535,6 +594,13 @@ FAULTS = (
         domain="graph file",
         hints=("all but first row", "scale"),
     ),
+    Fault("half of the picture", "image.grid", _seen(lambda picture: picture[: len(picture) // 2])),
+    Fault("added token unknown", "tokenizer.ids", _added_token_unknown),
+    Fault("bfloat16 left on", "vision.layer.11", _half_precision_on, hints=("small everywhere", "rounding")),
+    Fault("patches of a cell by columns", "vision.tail", _merged_by_columns),
+    Fault("oldest rows overwritten in one layer", "llm.layer.06.dattn", _oldest_rows_overwritten),
+    Fault("rows of the head shifted", "head.logits", _head_rows_shifted, hints=("channel order", "value order")),
+    Fault("stop ids unknown", "decode.ids", _stop_ids_unknown, model="smollm2", case="multi_turn"),
     Fault("always id 0", "sampling.ids", _always_id_0),
     Fault(
         "query heads tiled",

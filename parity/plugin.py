@@ -61,17 +61,8 @@ class Session:
             workspace = self.workspaces[model]
             self._subject = None
             port = self.port(model)
-            made = Subject(
-                model,
-                workspace.dump(case),
-                workspace.cases.get(case),
-                workspace.graphs,
-                pipeline=port.pipeline,
-                runner=port.runner,
-                generate=port.generate,
-                frame_tokens=workspace.description.frame_tokens,
-                last=self.last_graphs.get((model, case)),
-            )
+            last = self.last_graphs.get((model, case))
+            made = Subject.of(workspace, case, port, generate=port.generate, last=last)
             self._subject = (model, case), made
         return self._subject[1]
 

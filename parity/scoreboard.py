@@ -26,7 +26,6 @@ from parity.bisect import bisect
 from parity.checks import RED, STAGES, Subject, inputs_of
 from parity.explain import explain
 from parity.faults import FAULTS, Fault, Port
-from parity.server import forced_or_greedy
 from parity.workspace import Choice, Workspace, home, tensor_name
 from references import MODELS
 from references.dumping import open_reference
@@ -43,24 +42,6 @@ GOALS = (
 MOST_SECONDS = 30.0
 MOST_TOKENS = 64  # of a case in a green run
 COSINE = 0.9999
-
-
-def subject_of(workspace: Workspace, port: Any, case: str) -> Subject:
-    """A case of the workspace, judged on a port with a fault in it."""
-
-    def generate(asked: Any, pictures: list[Any], forced: list[int] | None) -> list[Any]:
-        return list(forced_or_greedy(port.pipeline, pictures, asked.prompt, asked.new_tokens, asked.history, forced))
-
-    return Subject(
-        workspace.model,
-        workspace.dump(case),
-        workspace.cases[case],
-        workspace.graphs,
-        pipeline=port.pipeline,
-        runner=port.runner,
-        generate=generate,
-        frame_tokens=workspace.description.frame_tokens,
-    )
 
 
 def records(subject: Subject) -> Iterator[Record]:
@@ -152,7 +133,7 @@ def false_alarms(workspace: Workspace, count: int) -> Iterator[str]:
     for number, case in zip(range(count), cases, strict=False):
         runner = NcnnRunner(manifest, threads=1 + number % 2, mode=MODES[number // 2 % 2], verify=False)
         port = SimpleNamespace(pipeline=pipeline(manifest, runner), runner=runner)
-        for record in reds(subject_of(workspace, port, case)):
+        for record in reds(Subject.of(workspace, case, port)):
             yield f"{record.where.id} {record.where.setting}, {runner.threads} threads, {runner.mode}"
 
 
@@ -200,7 +181,7 @@ def play(fault: Fault, workspace: Workspace, folder: Path) -> Score:
     port = Port(workspace.exporter, folder)
     fault.plant(port)
     began = time.perf_counter()
-    subject = subject_of(workspace, port, fault.case)
+    subject = Subject.of(workspace, fault.case, port)
     red = next(reds(subject), None)
     name = red.where.id if red else ""
     pair = pair_of(subject, red) if red else None

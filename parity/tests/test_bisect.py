@@ -16,7 +16,6 @@ from parity.bisect import Bisection
 from parity.checks import Subject
 from parity.faults import FAULTS, Floats, Port
 from parity.plugin import Session
-from parity.server import forced_or_greedy
 from parity.workspace import Workspace
 from references.dumping import open_reference
 from runtime.errors import InputError
@@ -45,24 +44,9 @@ NAMES = (
 Change = Callable[[Mapping[str, Floats], Arrays], Arrays]  # inputs and outputs -> other outputs
 
 
-def subject_of(workspace: Workspace, port: Port, case: str = CASE) -> Subject:
-    return Subject(
-        workspace.model,
-        workspace.dump(case),
-        workspace.cases[case],
-        workspace.graphs,
-        pipeline=port.pipeline,
-        runner=port.runner,
-        generate=lambda chosen, pictures, forced: list(
-            forced_or_greedy(port.pipeline, pictures, chosen.prompt, chosen.new_tokens, chosen.history, forced)
-        ),
-        frame_tokens=workspace.description.frame_tokens,
-    )
-
-
 def bisected(workspace: Workspace, port: Port, case: str = CASE) -> Bisection:
     reference = open_reference(workspace.model, workspace.checkpoint)
-    found = bisect.bisect(subject_of(workspace, port, case), reference)
+    found = bisect.bisect(Subject.of(workspace, case, port), reference)
     assert len(found.probes) <= math.ceil(math.log2(found.seams)) + 2
     return found
 
@@ -153,7 +137,7 @@ def test_a_healed_error_does_not_hide_a_later_one(session: Session, port: Port) 
     workspace = session.workspaces[MODEL]
     assert bisected(workspace, port).guilty == f"{MODEL}/llm.layer.12.prefill"
 
-    subject = subject_of(workspace, port)
+    subject = Subject.of(workspace, CASE, port)
     prober = bisect._Prober(subject, open_reference(MODEL, workspace.checkpoint), list(bisect.seams_of(subject)))
     behind = [seam.id for seam in prober.seams].index(layers[0]) + 1
     assert [prober.matches(behind + step) for step in (-1, 0, 1)] == [True, False, True]
@@ -164,7 +148,7 @@ def test_an_error_that_is_healed_before_the_end_is_not_guilty(session: Session, 
     layers = [f"{MODEL}/vision.layer.{index:02d}" for index in (5, 6)]
     change_outputs(port, {layers[0]: shifted(0.1), layers[1]: _undone(port, layers[1], 0.1)})
     found = bisected(workspace, port)
-    (record,) = subject_of(workspace, port).isolated(workspace.graphs[layers[0]])
+    (record,) = Subject.of(workspace, CASE, port).isolated(workspace.graphs[layers[0]])
     assert record.verdict == "different"
     assert found.exit_code == 0
     assert found.command == f"python -m parity run {MODEL} --case {CASE}"
@@ -267,7 +251,7 @@ def told(guilty: str, **rest: Any) -> Any:
 def test_a_wider_search_over_a_green_port_finds_nothing(session: Session, port: Port) -> None:
     """As if luck had named layer 20."""
     workspace = session.workspaces[MODEL]
-    subject = subject_of(workspace, port)
+    subject = Subject.of(workspace, CASE, port)
     prober = bisect._Prober(subject, open_reference(MODEL, workspace.checkpoint), list(bisect.seams_of(subject)))
     place = [seam.id for seam in prober.seams].index(f"{MODEL}/vision.layer.20")
     witness = bisect._Witness(subject, prober.reference, prober.seams, prober.port)
@@ -296,7 +280,7 @@ def test_a_green_port_without_pictures(session: Session, tmp_path: Path) -> None
 
 def test_a_dump_that_the_reference_does_not_reach_is_unjudged(session: Session, port: Port) -> None:
     workspace = session.workspaces[MODEL]
-    subject = subject_of(workspace, port)
+    subject = Subject.of(workspace, CASE, port)
     dump = subject.dump
     subject.dump = replace(dump, tensors={**dump.tensors, "logits": dump.tensors["logits"] * np.float32(1.01)})
     with pytest.raises(UnjudgedError, match=f"does not reach the dump .* python -m parity dumps {MODEL}"):
@@ -304,7 +288,7 @@ def test_a_dump_that_the_reference_does_not_reach_is_unjudged(session: Session, 
 
 
 def test_a_near_tie_is_no_mismatch(session: Session, port: Port) -> None:
-    subject = subject_of(session.workspaces[MODEL], port)
+    subject = Subject.of(session.workspaces[MODEL], CASE, port)
     rows = subject.dump.tensors["logits"][:2].copy()
     ids = subject.dump.values["ids"]
     rows[0, 5] = rows[0, ids[0]] - np.float32(1e-6)
@@ -340,7 +324,7 @@ def test_a_stage_is_judged_again_by_pytest(session: Session, port: Port) -> None
 
 
 def test_seams_stand_in_pipeline_order(session: Session, port: Port) -> None:
-    subject = subject_of(session.workspaces[MODEL], port)
+    subject = Subject.of(session.workspaces[MODEL], CASE, port)
     names = [seam.id for seam in bisect.seams_of(subject)]
     place = partial(list.index, names)
     assert names[0] == f"{MODEL}/image.pixel_values"

@@ -10,10 +10,10 @@ import pytest
 
 from harness.diagnosis import KINDS
 from harness.metrics import measure
-from parity.checks import LIMITS
+from parity.checks import LIMITS, Subject
 from parity.faults import FAULTS, Fault, Floats, Port, copy_model, edit_weights
 from parity.plugin import Session
-from parity.scoreboard import ids_of, reds, subject_of
+from parity.scoreboard import ids_of, reds
 from runtime.graphs import Manifest, NcnnRunner
 from runtime.youtu_vl import Pipeline
 
@@ -29,7 +29,7 @@ def test_fault_is_caught_and_named(fault: Fault, session: Session, tmp_path: Pat
     workspace = session.workspaces[fault.model]
     port = Port(workspace.exporter, tmp_path / "model")
     fault.plant(port)
-    subject = subject_of(workspace, port, fault.case)
+    subject = Subject.of(workspace, fault.case, port)
     red = next(reds(subject), None)
     assert red is not None, f"{fault.name}: nothing is red"
     assert red.where.id == f"{fault.model}/{fault.expected}"
@@ -51,7 +51,7 @@ def test_a_fault_that_changes_ids_is_told_from_a_near_tie(session: Session, tmp_
     workspace = session.workspaces[MODEL]
     port = Port(workspace.exporter, tmp_path / "model")
     next(fault for fault in FAULTS if fault.name == "second best id chosen").plant(port)
-    subject = subject_of(workspace, port, CASE)
+    subject = Subject.of(workspace, CASE, port)
     (record,) = subject.stage("decode.ids")
     assert "step 0: the reference's margin is" in record.detail
     assert "a bug, no near-tie" in record.detail
@@ -66,7 +66,7 @@ def test_forced_ids_show_what_else_differs(session: Session, tmp_path: Path) -> 
     workspace = session.workspaces[MODEL]
     port = Port(workspace.exporter, tmp_path / "model")
     next(fault for fault in FAULTS if fault.name == "decode position + 1").plant(port)
-    (record,) = subject_of(workspace, port, CASE).stage("decode.ids")
+    (record,) = Subject.of(workspace, CASE, port).stage("decode.ids")
     agreeing = re.search(r"forced, (\d+) of 64 agree; not at (\d+)", record.detail)
     assert agreeing is not None, record.detail
     assert 0 < int(agreeing[1]) < 64
