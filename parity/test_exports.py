@@ -220,7 +220,7 @@ FAULTS: dict[str, tuple[str, Edit, list[str]]] = {
     ),
     "fixed reshape": (
         "vision.layer",
-        value("reshape_9", "6", '"12,4,6"'),
+        value("reshape_9", "2", "6"),
         [r"layer reshape_9 reshapes to fixed sizes only; a length is baked"],
     ),
     "traced length in Reshape": (
@@ -395,7 +395,7 @@ def test_learnt_layout_gives_the_bytes_of_a_conversion_with_the_real_weights(
 ) -> None:
     graph, folder = exporter.graphs[graph_id], exporter.graph(graph_id)
     text, weights = pnnx.convert(exporter.rewritten(graph), graph.structure, tmp_path)
-    layers = param.isolate_inputs(param.unique_names(param.parse(text)))
+    layers = param.plain_reshapes(param.isolate_inputs(param.unique_names(param.parse(text))))
     assert param.write(layers) == (folder / "graph.param").read_text(encoding="utf-8")
     assert weights.read_bytes() == (folder / "graph.bin").read_bytes()
 
@@ -417,6 +417,24 @@ def test_only_six_structures_are_converted(fresh: Exporter, monkeypatch: pytest.
     assert Counter(built(fresh)) == {"structure": 6, "graph": 10}
     assert len(fresh.graphs) == 149
     assert {graph.structure.name for graph in fresh.graphs.values()} == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("expression", "params"),
+    [
+        ('"64,9,0h"', {"0": "64", "1": "9", "2": "-1"}),
+        ('"576,0c"', {"0": "576", "1": "-1"}),
+        ('"64,*(3,0h),3"', {"0": "64", "1": "-1", "2": "3"}),
+        ('"0w,1,2,3"', {"0": "-1", "1": "1", "11": "2", "2": "3"}),
+        ('"0w,0h,3"', {"6": '"0w,0h,3"'}),  # two dynamic parts stay
+        ('"64,9"', {"6": '"64,9"'}),
+    ],
+)
+def test_one_dynamic_part_of_a_reshape_is_written_plainly(expression: str, params: dict[str, str]) -> None:
+    layer = param.Layer("Reshape", "r", ("a",), ("b",), {"6": expression})
+    other = param.Layer("Gemm", "g", ("b",), ("c",), {"6": expression})
+    plain = param.plain_reshapes([layer, other])
+    assert (plain[0].params, plain[1]) == (params, other)
 
 
 @one_of_each

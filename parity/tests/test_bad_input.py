@@ -182,14 +182,15 @@ def test_a_prompt_that_is_no_text(refusal: Refusal, model_folder: Path) -> None:
 @pytest.mark.parametrize("mode", ["resident", "streaming"])
 @pytest.mark.parametrize("suffix", ["param", "bin"])
 def test_a_missing_graph(refusal: Refusal, own_folder: Path, suffix: str, mode: str) -> None:
-    path = own_folder / MODEL / f"llm.layer.00.prefill.{suffix}"
+    part = "prefill" if mode == "streaming" else "dqkv"  # what a prompt goes through
+    path = own_folder / MODEL / f"llm.layer.00.{part}.{suffix}"
     path.unlink()
     refusal(own_folder, "--mode", mode, says=[str(path), "is missing", "export the model again"])
 
 
 @pytest.mark.parametrize("suffix", ["param", "bin"])
 def test_a_graph_of_another_checkpoint(refusal: Refusal, own_folder: Path, suffix: str) -> None:
-    path = own_folder / MODEL / f"llm.layer.01.prefill.{suffix}"
+    path = own_folder / MODEL / f"llm.layer.01.dqkv.{suffix}"
     other = (own_folder / MODEL / f"llm.layer.02.dattn.{suffix}").read_bytes()
     replace(path, other)
     refusal(own_folder, says=[str(path), "other hash", "export the model again"])
@@ -295,7 +296,7 @@ def test_the_runtime_answers_without_torch(model_folder: Path, picture: Path, ba
 
 
 def test_text_arrives_before_the_end_and_control_c_ends_it(model_folder: Path) -> None:
-    process = program(*asking(model_folder, "-n", "400"))  # fewer bytes than a pipe's buffer holds back
+    process = program(*asking(model_folder, "-n", "3000"))  # fewer bytes than a pipe's buffer holds back
     assert process.stdout is not None
     first = process.stdout.read(1)
     if sys.platform == "win32":
@@ -306,7 +307,7 @@ def test_text_arrives_before_the_end_and_control_c_ends_it(model_folder: Path) -
 
     assert (len(first), code) == (1, 130)
     assert unmet(err, ["interrupted"]) == []
-    assert len(out) < 100  # of over 1000
+    assert len(out) < 2000  # of over 7000
 
 
 def test_a_reader_who_leaves_ends_it_quietly(model_folder: Path) -> None:

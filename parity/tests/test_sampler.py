@@ -127,7 +127,8 @@ def near_threshold(logits: Floats, *, top_p: float = 1.0, min_p: float = 0.0) ->
     order = np.argsort(logits, kind="stable")
     near = np.zeros(len(logits), np.bool_)
     near[order] = abs(np.cumsum(weights[order]) / weights.sum() - (1 - top_p)) <= NEAR
-    return near & (top_p < 1) | (abs(weights - min_p) <= NEAR * min_p)
+    vanish = weights < np.finfo(np.float32).tiny  # a share of 0 or not, by how a library rounds there
+    return near & ((top_p < 1) | vanish) | (abs(weights - min_p) <= NEAR * min_p)
 
 
 @dataclass
