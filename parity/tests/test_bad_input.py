@@ -223,7 +223,13 @@ def program(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess
     surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     env = {**surroundings, **(env or {})}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, bufsize=0)
+    heard = None if sys.platform == "win32" else hear_control_c
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=heard)
+
+
+def hear_control_c() -> None:
+    """A job that a shell runs in the background ignores Ctrl-C and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finished(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
