@@ -198,8 +198,9 @@ def case_names(workspace: Workspace) -> Iterable[str]:
 
 @lru_cache
 def _source_key(model: str, profile: str, only: tuple[str, ...]) -> str:
+    """Key of a synthetic checkpoint: what decides its bytes, so that other edits do not write gigabytes again."""
     folder = ROOT / "references"
-    made_with = [folder / "generator.py", folder / "checkpoint.py", *sorted((folder / model).glob("*"))]
-    return key(
-        profile=profile, only=only, made_with=[path for path in made_with if path.suffix in (".py", ".json", ".jinja")]
-    )
+    parts = [folder / "generator.py", folder / "shards.py"]
+    parts += [folder / model / name for name in ("source.py", "config.py", "weights.py")]
+    parts += sorted(path for path in (folder / model).glob("*") if path.suffix in (".json", ".jinja"))
+    return key(profile=profile, only=only, made_with=parts)

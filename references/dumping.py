@@ -17,8 +17,9 @@ from harness.dumps import Dump
 from harness.graphs import Graph
 from harness.metrics import measure
 from references.cases import Case
-from references.checkpoint import EVERYTHING, PARTIAL, Checkpoint
+from references.checkpoint import Checkpoint
 from references.kinds import Tensors
+from references.shards import EVERYTHING, PARTIAL
 
 Reference = Any  # a model's class of that name: `graphs`, `checkpoint`, `run(graph, inputs, double=...)`
 

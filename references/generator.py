@@ -8,7 +8,7 @@ float64 product: no libm, no order of summation.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -30,12 +30,22 @@ def unit_normal(seed: int, name: str, count: int) -> Iterator[np.ndarray]:
 
 def tensor(seed: int, name: str, shape: tuple[int, ...], *, mean: float, std: float) -> np.ndarray:
     """Seeded numbers of the given mean and standard deviation, float32."""
-    out = np.empty(math.prod(shape), np.float32)
-    start = 0
+    return _filled(np.empty(shape, np.float32), seed, name, mean, std, lambda block: block)
+
+
+def bfloat16_tensor(seed: int, name: str, shape: tuple[int, ...], *, mean: float, std: float) -> np.ndarray:
+    """The same as bfloat16 bit patterns (uint16), made block by block: a large tensor never stands in float32."""
+    return _filled(np.empty(shape, np.uint16), seed, name, mean, std, bfloat16_bits)
+
+
+def _filled(
+    out: np.ndarray, seed: int, name: str, mean: float, std: float, stored: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    flat, start = out.reshape(-1), 0
     for block in unit_normal(seed, name, out.size):
-        out[start : start + block.size] = block * std + mean
+        flat[start : start + block.size] = stored((block * std + mean).astype(np.float32))
         start += block.size
-    return out.reshape(shape)
+    return out
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from harness.errors import UnjudgedError
 from parity import __main__ as parity_verbs
 from parity.workspace import ROOT, Choice, Workspace, home
-from references.checkpoint import INDEX, write_json
+from references.shards import INDEX, write_json
 from runtime.__main__ import main as runtime_main
 from runtime.graphs import Manifest, NcnnRunner
 from runtime.image import load_image

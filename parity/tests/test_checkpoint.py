@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 import references.checkpoint
 from harness.errors import UnjudgedError
 from references import generator
-from references.checkpoint import INDEX, SINGLE, Checkpoint, write_json, write_shards
+from references.checkpoint import SINGLE, Checkpoint
 from references.dumping import open_reference
+from references.shards import INDEX, write_json, write_shards
 from references.youtu_vl import config, source
 from references.youtu_vl.weights import tensors
 

