@@ -12,6 +12,7 @@ from harness.ids import GraphId
 from harness.records import Record
 
 Word = Literal["equal", "origin", "carrier", "amplifier", "healed"]
+ANSWER = "decode"  # the tower of what the whole pipeline gives
 FAR = 10.0  # times the median gain of the tower
 
 MEANINGS: Mapping[Word, str] = {
@@ -35,17 +36,24 @@ def fates(records: Sequence[Record], order: Sequence[str]) -> dict[str, Fate]:
     """The fate of every recorded id, in pipeline order. An id that could not be judged counts as red."""
     gains = _gains(records, order)
     medians = _medians(gains)
-    chained = {record.where.id for record in records if _chained(record)}
-    red = {(record.where.id, _chained(record)) for record in records if record.verdict != "equal"}
-    seen = {record.where.id for record in records}
     found: dict[str, Fate] = {}
-    wrong_before = False
-    for name in (name for name in order if name in seen):
+    wrong: set[str] = set()  # cases in which something before was wrong
+    for name, judged in _by_id(records, order).items():
+        red = {(record.where.case, _chained(record)) for record in judged if record.verdict != "equal"}
+        alone, chained = (any(mode is in_chain for _, mode in red) for in_chain in (False, True))
         far = name in gains and gains[name] > FAR * medians[_tower(name)]
-        healed = wrong_before and name in chained
-        found[name] = Fate(_word((name, False) in red, (name, True) in red, far, healed), gains.get(name))
-        wrong_before = wrong_before or (name, False) in red or (name, True) in red
+        healed = any(record.where.case in wrong for record in judged if _chained(record))
+        found[name] = Fate(_word(alone, chained, far, healed), gains.get(name))
+        wrong |= {case for case, _ in red}
     return found
+
+
+def _by_id(records: Sequence[Record], order: Sequence[str]) -> dict[str, list[Record]]:
+    """The records of every recorded id, in pipeline order."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.where.id, []).append(record)
+    return {name: groups[name] for name in order if name in groups}
 
 
 def _word(alone: bool, chained: bool, far: bool, healed: bool) -> Word:
@@ -59,7 +67,8 @@ def _word(alone: bool, chained: bool, far: bool, healed: bool) -> Word:
 
 
 def _chained(record: Record) -> bool:
-    return record.where.mode == "chained"
+    """Whether what came before has a part in it: so it is with the answer, though its ids are compared exactly."""
+    return record.where.mode == "chained" or GraphId.parse(record.where.id).tower == ANSWER
 
 
 def _tower(name: str) -> tuple[str, str, str | None]:

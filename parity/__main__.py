@@ -14,14 +14,13 @@ from harness.ids import GraphId
 from harness.records import read_records
 from harness.store import atomic_write_text
 from parity import building
-from parity.plugin import pipeline_order, records_folder
+from parity.plugin import CLAIMS, pipeline_order, records_folder
 from parity.verdict import UNJUDGED, exit_code, missing_verdicts
 from parity.workspace import ROOT, Choice, Workspace, home
 from references import MODELS
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
-CLAIMS = ("test_graphs.py", "test_stages.py")  # what a run judges of the chosen models and checkpoint
 
 ModelArgument = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="models (default: all)")]
 Profile = Annotated[str, typer.Option(help="checkpoint of the model's own, such as tiny or full; its default without")]

@@ -3,9 +3,11 @@
 `Subject` holds one case of one model: its dump, and the port's pipeline over some runner of graphs.
 """
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from harness.records import Record, Where
 from parity.divergence import explained
 from parity.server import forced_or_greedy
 from parity.workspace import tensor_name
+from references import PACKAGES
 from references.lines import LINES
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Runner
@@ -30,7 +33,10 @@ from runtime.graphs import Arrays, Runner
 LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
 PRECISION = "fp32"
 SHOWN_HINTS = 2
+SHOWN_FRAMES = 3
 IDS = "decode.ids"
+# What a dump must say it was made with: another release may have other defaults.
+MADE_WITH = {"dtype": "float32"} | {name: version(name) for name in PACKAGES}
 
 # case, pictures, ids to force upon the port or None -> its tokens
 Generate = Callable[[Any, list[NDArray[np.uint8]], list[int] | None], list[Any]]
@@ -38,16 +44,28 @@ Generate = Callable[[Any, list[NDArray[np.uint8]], list[int] | None], list[Any]]
 FrameTokens = Callable[[int, list[str]], int]
 
 
-RED = (UnjudgedError, InputError, CrashedError)  # what makes a claim that cannot be computed a red one
+RED = (UnjudgedError, InputError, CrashedError)  # they say all by their message
 
 
 def attempted(claim: Callable[[], Sequence[Record]], where: Where, rerun: str) -> list[Record]:
-    """The records of a claim; a record that says why, where it cannot be computed."""
+    """The records of a claim; a record that says why, where it cannot be computed.
+
+    A port that is being written fails in any way, so that every exception is told, with its place.
+    """
     try:
         return list(claim())
-    except RED as error:
-        detail = f"{where.id} could not be judged {where.setting}: {error}\n  rerun: {rerun}"
+    except Exception as error:
+        detail = f"{where.id} could not be judged {where.setting}: {told(error)}\n  rerun: {rerun}"
         return [Record(where, "unjudged", detail=detail, rerun=rerun)]
+
+
+def told(error: Exception) -> str:
+    """The message of an error that says all by it; any other one with its type and its place."""
+    if isinstance(error, RED):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)[-SHOWN_FRAMES:]
+    places = "".join(f"\n    at {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+    return f"{type(error).__name__}: {error}{places}"
 
 
 def hinted(record: Record, actual: Any, expected: Any, spans: Mapping[str, slice]) -> Record:
@@ -244,7 +262,7 @@ class Chain:
         culprit, error = self.recorder.failure
         if culprit == graph.id:
             raise error
-        raise UnjudgedError(f"{graph.id} was not reached: {culprit} failed ({error})")
+        raise UnjudgedError(f"{graph.id} was not reached: {culprit} failed ({told(error)})")
 
     def _run(self, tower: str) -> None:
         if tower in self._done or self.recorder.failure is not None:
@@ -255,9 +273,9 @@ class Chain:
             getattr(self, f"_{tower}")()
         except Reached:
             pass
-        except Exception:
-            if self.recorder.failure is None:
-                raise
+        except Exception as error:  # of the pipeline, where no graph has failed
+            last = next(reversed(self.recorder.outputs), "its start")
+            self.recorder.failure = self.recorder.failure or (f"the pipeline behind {last}", error)
         finally:
             pipeline.runner = inner
         self._done.add(tower)
@@ -330,8 +348,25 @@ def _decode_logits(s: Subject) -> Pair:
     return np.stack([token.logits for token in s.tokens[: len(rows)]]), rows
 
 
+def _made_with(s: Subject) -> Pair:
+    """The dtype and the packages that a dump was made with, beside those that it should be made with."""
+    told = s.dump.provenance["made_with"]
+    stale = [
+        f"{name} {told.get(name)}, but should be {wanted}"
+        for name, wanted in MADE_WITH.items()
+        if told.get(name) != wanted
+    ]
+    if stale:
+        raise UnjudgedError(
+            f"the reference was made with {'; '.join(stale)}; make it again: python -m parity dumps {s.model}, "
+            f"and with --commit for the dump of {s.dump.case} if that is the committed one"
+        )
+    return sorted(MADE_WITH), sorted(MADE_WITH)
+
+
 # In pipeline order: name -> (mode, the pair (actual, expected)).
 STAGES: dict[str, tuple[str, Callable[[Subject], Pair]]] = {
+    "reference.made_with": ("exact", _made_with),
     "image.grid": ("exact", lambda s: ([list(p.grid) for p in s.pixels], s.dump.values["grids"])),
     "image.pixel_values": (
         "exact",

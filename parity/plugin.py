@@ -26,9 +26,9 @@ class Session:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self._subject: tuple[tuple[str, str], Subject] | None = None
-        self._ports: dict[str, Port] = {}
+        self.ports: dict[str, Any] = {}  # by model, as they are asked for
         self.last_graphs: dict[tuple[str, str], str] = {}  # (model, case) -> last selected graph in execution order
-        self.records = RecordWriter(records_folder(), getattr(config, "workerinput", {}).get("workerid", "main"))
+        self.records = RecordWriter(records_folder(config), getattr(config, "workerinput", {}).get("workerid", "main"))
 
     @cached_property
     def workspaces(self) -> dict[str, Workspace]:
@@ -51,9 +51,9 @@ class Session:
 
     def port(self, model: str) -> Port:
         """The port of a model, its child process shared by all tests of this worker."""
-        if model not in self._ports:
-            self._ports[model] = Port(self.workspaces[model])
-        return self._ports[model]
+        if model not in self.ports:
+            self.ports[model] = Port(self.workspaces[model])
+        return self.ports[model]
 
     def subject(self, model: str, case: str) -> Subject:
         """The subject of a case; only the last one is kept."""
@@ -68,11 +68,12 @@ class Session:
 
     def close(self) -> None:
         """End all child processes."""
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.close()
 
 
 SESSION = pytest.StashKey[Session]()
+CLAIMS = ("test_graphs.py", "test_stages.py")  # what a run judges of the chosen models and checkpoint
 
 
 class Judge:
@@ -93,9 +94,10 @@ class Judge:
             pytest.fail("\n\n".join(red), pytrace=False)
 
 
-def records_folder() -> Path:
-    """Where the records of the last run are."""
-    return home() / "records"
+def records_folder(config: pytest.Config | None = None) -> Path:
+    """Where the records of a run are; without it, those of the last one that had no folder of its own."""
+    own = config.getoption("--records") if config else ""
+    return Path(own) if own else home() / "records"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,6 +109,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--checkpoint", metavar="DIR", help="judge this checkpoint folder instead of a synthetic one")
     group.addoption("--case", action="append", metavar="NAME", help="case to judge; may be given several times")
+    group.addoption("--records", default="", metavar="DIR", help="write the records there, not over the last run's")
     group.addoption(
         "--no-build", action="store_true", help="fail where a dump or graph is missing instead of making it"
     )
@@ -115,7 +118,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """One session per process; the records of the run before are dropped once, by the first process."""
     if not hasattr(config, "workerinput"):
-        clear_records(records_folder())
+        clear_records(records_folder(config))
     config.stash[SESSION] = Session(config)
 
 
@@ -160,13 +163,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     from parity.report import junit_properties  # loads matplotlib
 
-    for name, value in junit_properties(read_records(records_folder()).records).items():
+    for name, value in junit_properties(read_records(records_folder(session.config)).records).items():
         xml.add_global_property(name, value)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """What was judged, how far off it was, and what to type next."""
-    found = read_records(records_folder())
+    found = read_records(records_folder(config))
     if not found.records:
         return
     seen = {record.where.id for record in found.records}

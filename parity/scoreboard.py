@@ -2,6 +2,9 @@
 
 import importlib
 import itertools
+import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -11,22 +14,20 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 
-from harness.diagnosis import diagnose
 from harness.errors import UnjudgedError
 from harness.ids import suggest
-from harness.records import Record
+from harness.records import Record, read_records
 from harness.store import atomic_write_text
 from parity import checks
 from parity.bisect import bisect
-from parity.checks import RED, STAGES, Subject, inputs_of
-from parity.explain import explain
+from parity.checks import IDS, STAGES, Subject
+from parity.explain import Explanation, explain
 from parity.faults import FAULTS, Fault, Port
-from parity.workspace import Choice, Workspace, home, tensor_name
+from parity.plugin import CLAIMS
+from parity.workspace import ROOT, Choice, Workspace, home
 from references import MODELS
 from references.dumping import open_reference
 from runtime.graphs import MODES, Manifest, NcnnRunner
@@ -46,14 +47,16 @@ COSINE = 0.9999
 
 def records(subject: Subject) -> Iterator[Record]:
     """All records of a subject in pipeline order, those that could not be judged among them."""
-    pictures = bool(subject.case.pictures)
-    taken = checks.stages(pictures)
+    shapes = subject.case is None  # random inputs: no stages, and no chain
+    pictures = shapes or bool(subject.case.pictures)
+    taken = () if shapes else checks.stages(pictures)
     before, after = ([name for name in names if name in taken] for names in checks.around_graphs())
     for name in before:
         yield from _stage(subject, name)
+    claims = {"isolated": subject.isolated} | ({} if shapes else {"chained": subject.chained})
     for graph in subject.graphs.values():
         if checks.needs(graph, pictures):
-            for mode, claim in (("isolated", subject.isolated), ("chained", subject.chained)):
+            for mode, claim in claims.items():
                 where = subject.where(graph.id, "-", mode)
                 yield from checks.attempted(partial(claim, graph), where, subject.rerun(graph.id))
     for name in after:
@@ -70,34 +73,26 @@ def reds(subject: Subject) -> Iterator[Record]:
     return (record for record in records(subject) if record.verdict != "equal")
 
 
-def ids_of(subject: Subject) -> list[int] | None:
-    """The ids that the port generates; None where it fails."""
-    try:
-        return [token.id for token in subject.tokens]
-    except RED:
-        return None
-
-
 @dataclass(frozen=True)
 class Score:
     """How one planted fault was found. A place is an id without its model; "" where nothing was named."""
 
     name: str
     expected: str
-    place: str  # of the first red record
-    bisected: str  # what bisect names
-    probes: int
-    domain: str
-    domain_right: bool
-    hint: str  # first kind of the diagnosis
-    hint_right: bool | None  # None where no tensor is wrong, so that there is nothing to diagnose
-    ids_changed: bool
-    cosine_sees: bool  # some cosine is below 0.9999
+    place: str  # that the first line of the summary names
     seconds: float  # until place, domain and hint were known
+    bisected: str = "no graph"  # what bisect names
+    probes: int = 0
+    domain: str = "glue"
+    domain_right: bool = True
+    hints: tuple[str, ...] = ()  # the kinds that were printed, a right one first
+    hint_right: bool | None = None  # None where no tensor is wrong, so that there is nothing to diagnose
+    ids_changed: bool = False
+    cosine_sees: bool = False  # some cosine is below 0.9999
 
     @property
     def place_right(self) -> bool:
-        """Whether the first red record names the place."""
+        """Whether the summary's first line names the place."""
         return self.place == self.expected
 
 
@@ -115,7 +110,7 @@ def run(only: Sequence[str], console: Console, *, green: int) -> int:
     scores = []
     for fault in chosen:
         with tempfile.TemporaryDirectory() as folder:
-            scores.append(play(fault, workspaces[fault.model], Path(folder) / "model"))
+            scores.append(play(fault, workspaces[fault.model], Path(folder)))
         console.print(_line(scores[-1]), markup=False, highlight=False, soft_wrap=True)
     alarms = [alarm for workspace in workspaces.values() for alarm in false_alarms(workspace, green // len(workspaces))]
     text = _scoreboard(scores, green, alarms)
@@ -138,11 +133,12 @@ def false_alarms(workspace: Workspace, count: int) -> Iterator[str]:
 
 
 def _line(score: Score) -> str:
-    hint = {None: "no tensor", True: score.hint, False: f"{score.hint or 'none'} (wrong)"}[score.hint_right]
+    first = next(iter(score.hints), "none")
+    hint = {None: "no tensor", True: first, False: f"{first} (wrong)"}[score.hint_right]
     place = score.place if score.place_right else f"{score.place or 'nothing'} instead of {score.expected}"
     domain = score.domain if score.domain_right else f"{score.domain or 'none'} (wrong)"
     cosine = "seen" if score.cosine_sees else "missed"
-    bisected = f"{score.bisected or 'the end matches'} in {score.probes}"
+    bisected = f"{score.bisected} in {score.probes}" if score.probes else score.bisected
     cells = (score.name, place, bisected, domain, hint, cosine, f"{score.seconds:.1f}")
     return f"| {' | '.join(cells)} |"
 
@@ -177,47 +173,59 @@ def _scoreboard(scores: Sequence[Score], green: int, alarms: Sequence[str]) -> s
 
 
 def play(fault: Fault, workspace: Workspace, folder: Path) -> Score:
-    """Plant a fault into a copy of the port, judge it as a run does, and find it. Raises LookupError if it is gone."""
-    port = Port(workspace.exporter, folder)
-    fault.plant(port)
+    """Plant a fault into a copy of the port, run the suite and the tools as a user would, and tell what they say.
+
+    Raises LookupError when the fault does not apply any more.
+    """
     began = time.perf_counter()
-    subject = Subject.of(workspace, fault.case, port)
-    red = next(reds(subject), None)
-    name = red.where.id if red else ""
-    pair = pair_of(subject, red) if red else None
-    hints = diagnose(*pair, spans=subject.spans) if pair else []
-    domain = _domain(workspace, port, name, fault.case) if name in workspace.graphs else ("glue" if red else "")
-    seconds = time.perf_counter() - began
-    found = bisect(subject, open_reference(workspace.model, workspace.checkpoint))
-    measured = [record.metrics for record in records(subject) if record.metrics]
+    printed, found = _run_suite(fault, folder / "records")
+    if fault.tests:
+        failed = re.search(r"^FAILED \S+::(\w+)", printed, re.MULTILINE)
+        return Score(fault.name, fault.expected, place=failed[1] if failed else "", seconds=time.perf_counter() - began)
+    named = re.search(r"^origin: .*?(\S+/[^\s;]+)", printed, re.MULTILINE)
+    place = named[1] if named else ""
+    red = [record for record in found if record.where.id == place and record.verdict != "equal"]
+    port = Port(workspace, folder / "model")
+    try:
+        fault.plant(port)
+        explained = _explained(port, red) if place in workspace.graphs else None
+        seconds = time.perf_counter() - began
+        bisected = bisect(
+            Subject.of(port.workspace, fault.case, port), open_reference(workspace.model, workspace.checkpoint)
+        )
+    finally:
+        port.close()
+    hints = re.findall(r"^  hint: ([a-z -]+): ", "\n".join(record.detail for record in red), re.MULTILINE)
+    hints += [hint.kind for _, hint in explained.hints] if explained else []
+    domain = explained.domain if explained else "glue"
+    tensor = bool(fault.hints) or any(record.metrics for record in red)
     return Score(
         name=fault.name,
         expected=fault.expected,
-        place=name.partition("/")[2],
-        bisected=(found.guilty or "").partition("/")[2],
-        probes=len(found.probes),
-        domain=domain,
-        domain_right=domain == fault.domain,
-        hint=hints[0].kind if hints else "",
-        hint_right=None if pair is None else any(hint.kind in fault.hints for hint in hints),
-        ids_changed=ids_of(subject) != subject.dump.values["ids"],
-        cosine_sees=any(not metrics.cosine >= COSINE for metrics in measured),
+        place=place.partition("/")[2],
+        bisected=(bisected.guilty or "").partition("/")[2] or "the end matches",
+        probes=len(bisected.probes),
+        domain=domain if place else "",
+        domain_right=bool(place) and domain == fault.domain,
+        hints=tuple(sorted(hints, key=lambda hint: hint not in fault.hints)),
+        hint_right=bool(set(hints) & set(fault.hints)) if tensor else None,
+        ids_changed=any(record.where.id.endswith(IDS) and record.verdict != "equal" for record in found),
+        cosine_sees=any(record.metrics and not record.metrics.cosine >= COSINE for record in found),
         seconds=seconds,
     )
 
 
-def pair_of(subject: Subject, record: Record) -> tuple[Any, Any] | None:
-    """The two tensors behind a record, actual and expected; None where they are no tensors."""
-    graph = subject.graphs.get(record.where.id)
-    if graph is None:
-        actual, expected = STAGES[record.where.id.partition("/")[2]][1](subject)
-        return (actual, expected) if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray) else None
-    if record.where.tensor == "-":  # it could not be computed
-        return None
-    isolated = record.where.mode == "isolated"
-    outputs = subject.runner.run(graph.id, inputs_of(graph, subject.dump)) if isolated else subject.chain.outputs(graph)
-    return outputs[record.where.tensor], subject.dump.tensors[tensor_name(graph, record.where.tensor)]
+def _run_suite(fault: Fault, records: Path) -> tuple[str, tuple[Record, ...]]:
+    """What pytest prints of a case with the fault planted, and its records."""
+    tests = [str(ROOT / "parity" / name) for name in ([fault.tests] if fault.tests else CLAIMS)]
+    planted = ["-p", "no:cacheprovider", "-p", "parity.planting", "--fault", fault.name, "--records", str(records)]
+    command = [sys.executable, "-m", "pytest", *tests, "-q", *planted, "--model", fault.model, "--case", fault.case]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if finished.returncode not in (0, 1):
+        raise LookupError(f"the suite did not run with {fault.name} planted:\n{finished.stdout}{finished.stderr}")
+    return finished.stdout, read_records(records).records
 
 
-def _domain(workspace: Workspace, port: Port, graph_id: str, case: str) -> str:
-    return explain(workspace, graph_id, case, folder=port.folder, pipeline=port.pipeline, with_drill=False).domain
+def _explained(port: Port, red: Sequence[Record]) -> Explanation:
+    where = red[0].where
+    return explain(port.workspace, where.id, where.case, folder=port.folder, pipeline=port.pipeline)

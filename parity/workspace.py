@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness.errors import UnjudgedError
 from harness.graphs import Graph
 from harness.ids import suggest
 from harness.store import Store, atomic_write_text, key
-from references import MODELS
+from references import MODELS, PACKAGES
 
 ROOT = Path(__file__).parents[1]
 COMMITTED = ROOT / "references" / "dumps"
@@ -173,7 +174,8 @@ class Workspace:
 
     def _dump_key(self, name: str) -> str:
         case = self.cases[name].identity() if name in self.cases else name
-        return key(checkpoint=self.fingerprint, case=case, made_with=MADE_WITH, versions=self.exporter.versions)
+        versions = {name: version(name) for name in PACKAGES}
+        return key(checkpoint=self.fingerprint, case=case, made_with=MADE_WITH, versions=versions)
 
 
 def shape_cases() -> list[str]:

@@ -16,14 +16,13 @@ from torch import Tensor
 from harness.dumps import Dump
 from harness.graphs import Graph
 from harness.metrics import measure
+from references import PACKAGES
 from references.cases import Case
 from references.checkpoint import Checkpoint
 from references.kinds import Tensors
 from references.shards import EVERYTHING, PARTIAL
 
 Reference = Any  # a model's class of that name: `graphs`, `checkpoint`, `run(graph, inputs, double=...)`
-
-PACKAGES = ("torch", "transformers", "tokenizers", "pillow", "numpy")
 
 
 def build(model: str, checkpoint: Path, case: Case) -> Dump:

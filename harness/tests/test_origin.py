@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.compare import compare_tensor
+from harness.compare import compare_exact, compare_tensor
 from harness.limits import fixed
 from harness.origin import FAR, MEANINGS, Word, fates
 from harness.records import Record, Where
@@ -60,3 +60,18 @@ def test_unjudged_is_red_and_ids_without_records_have_no_word() -> None:
     lost = Record(Where(ORDER[1], "-", "square", "isolated"), "unjudged")
     found = fates([record(0, "isolated", 0.0), lost], ORDER)
     assert {name: fate.word for name, fate in found.items()} == {ORDER[0]: "equal", ORDER[1]: "origin"}
+
+
+def test_an_error_of_one_case_does_not_heal_in_another() -> None:
+    records = [record(n, mode, 1e-6) for n in range(3) for mode in ("isolated", "chained")]
+    wrong = compare_tensor(np.full(3, 1.1), np.ones(3), LIMITS, where=Where(ORDER[0], "hidden", "length_1", "isolated"))
+    assert [fate.word for fate in fates([*records, wrong], ORDER).values()] == ["origin", "equal", "equal"]
+
+
+def test_an_answer_carries_what_came_before_it() -> None:
+    """Its ids are compared exactly, but on no input of the reference's."""
+    order = [*ORDER[:2], "m/decode.ids"]
+    ids = Where("m/decode.ids", "ids", "square", "exact")
+    records = [record(0, "isolated", 1e-6), record(0, "chained", 0.1)]
+    records.append(compare_exact([1, 2], [1, 3], where=ids))
+    assert [fate.word for fate in fates(records, order).values()] == ["carrier", "carrier"]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from harness.errors import UnjudgedError
 from parity import scoreboard
-from parity.faults import FAULTS, Fault
+from parity.faults import FAULTS, Fault, Port
 from parity.workspace import Choice, Workspace
 from runtime.youtu_vl import Pipeline
 
@@ -25,9 +25,9 @@ def fault_of(name: str) -> Fault:
 
 
 def test_a_fault_is_played(workspace: Workspace, tmp_path: Path) -> None:
-    score = scoreboard.play(fault_of("merger output doubled"), workspace, tmp_path / "model")
+    score = scoreboard.play(fault_of("merger output doubled"), workspace, tmp_path)
     assert score.place == score.bisected == "vision.tail"
-    assert (score.domain, score.hint) == ("weights file", "scale")
+    assert (score.domain, score.hints[0]) == ("weights file", "scale")
     assert score.place_right
     assert score.domain_right
     assert score.hint_right
@@ -37,16 +37,23 @@ def test_a_fault_is_played(workspace: Workspace, tmp_path: Path) -> None:
 
 def test_a_wrong_expectation_lowers_the_marks(workspace: Workspace, tmp_path: Path) -> None:
     wrong = replace(fault_of("blue channel first"), expected="vision.embed", domain="converter", hints=("sign",))
-    score = scoreboard.play(wrong, workspace, tmp_path / "model")
+    score = scoreboard.play(wrong, workspace, tmp_path)
     assert (score.place_right, score.domain_right, score.hint_right) == (False, False, False)
     assert [part for part, _ in scoreboard._parts([score])] == [1.0, 0.0, 0.0, 0.0, 1.0]
     assert "image.pixel_values instead of vision.embed" in scoreboard._line(score)
 
 
 def test_a_fault_that_no_longer_applies_is_red(workspace: Workspace, tmp_path: Path) -> None:
-    gone = Fault("gone", "vision.layer.03", lambda port: port.edit_param("youtu_vl/vision.layer.03", "1=7e-6", "1=1"))
+    port = Port(workspace, tmp_path / "model")
     with pytest.raises(LookupError, match="the fault does not apply any more"):
-        scoreboard.play(gone, workspace, tmp_path / "model")
+        port.edit_param("youtu_vl/vision.layer.03", lambda text: text.replace("1=7e-6", "1=1"))
+    with pytest.raises(LookupError, match="the fault changed no weight: it does not apply any more"):
+        port.edit("youtu_vl/vision.layer.03", lambda weights: None)
+
+
+def test_a_suite_that_does_not_run_is_no_green_one(workspace: Workspace, tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="fault blue is not in the corpus"):
+        scoreboard.play(replace(fault_of("blue channel first"), name="blue"), workspace, tmp_path)
 
 
 def test_an_unknown_fault_is_told() -> None:
