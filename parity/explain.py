@@ -27,7 +27,8 @@ from harness.ids import suggest
 from harness.isolation import CrashedError, Isolated
 from harness.metrics import measure
 from parity import checks, drill, runners
-from parity.drill import Drilled, Files, Options
+from parity.blobs import LOAD, Files, Options, run_blobs, start
+from parity.drill import Drilled
 from parity.verdict import DIFFERENT, EQUAL, UNJUDGED
 from parity.workspace import Workspace, case_names, shape_cases, tensor_name
 from runtime import graphs as runtime_graphs
@@ -142,7 +143,7 @@ def explain(
     for path in (folder / f"{graph_id}.{suffix}" for suffix in ("param", "bin")) if folder else ():
         if not path.is_file():
             raise UnjudgedError(f"{path} is missing; give a folder that `python -m parity export` wrote")
-    with drill.start() as bench, tempfile.TemporaryDirectory() as work:
+    with start() as bench, tempfile.TemporaryDirectory() as work:
         return _Chain(subject, bench, Path(work), folder, pipeline).explain(with_drill)
 
 
@@ -293,7 +294,7 @@ class _Chain:
 
     def _ncnn(self, name: str, domain: str, files: Files) -> Witness:
         names = [f"out{number}" for number in range(len(self.subject.ports))]
-        blobs = drill.run_blobs(self.bench, files, list(self.subject.inputs.values()), names, whole=False)
+        blobs = run_blobs(self.bench, files, list(self.subject.inputs.values()), names, whole=False)
         if blobs.failed:
             return Witness(name, domain, failed=True, note=f"at {blobs.failed}: {blobs.how}")
         found = {port: blobs.arrays[blob] for port, blob in zip(self.subject.ports, names, strict=True)}
@@ -402,7 +403,7 @@ class _Chain:
             drilled = drill.drill(*given, clean=clean, tolerance=tolerance)
         except ValueError:  # the param is no text of layers; its lines are shown
             return None
-        nowhere = drilled.guilty is not None and drilled.guilty.blob == drill.LOAD
+        nowhere = drilled.guilty is not None and drilled.guilty.blob == LOAD
         return None if nowhere else drilled
 
     # ---- the port around the graph

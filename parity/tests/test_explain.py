@@ -16,7 +16,7 @@ from exporters import pnnx
 from exporters import youtu_vl as rewrites
 from harness.errors import UnjudgedError
 from parity import explain as explaining
-from parity.drill import Bench
+from parity.blobs import Bench
 from parity.explain import DOMAINS, Explanation, conservative_options, explain, runtime_options
 from parity.faults import FAULTS, Floats, Port
 from parity.plugin import Session
@@ -405,7 +405,7 @@ def test_graph_that_cannot_run_is_told(old: str, new: str, told: str, session: S
 
 
 def test_native_crash_is_told_not_suffered(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining.drill, "start", lambda: explaining.Isolated(f"{__name__}:crashing"))
+    monkeypatch.setattr(explaining, "start", lambda: explaining.Isolated(f"{__name__}:crashing"))
     found = explain(session.workspaces[MODEL], DATTN, CASE)
     assert found.domain == "ncnn", text_of(found)
     assert "SIGSEGV" in found.lines()[0]
