@@ -13,12 +13,12 @@ from harness.graphs import Graph
 from parity.blobs import Files, start
 from parity.checks import inputs_of
 from parity.drill import drill, drill_rewrite
-from parity.explain import conservative_options, runtime_options
 from parity.faults import Port
 from parity.matching import Pool, arrangements, distance
 from parity.plugin import Session
 from parity.recording import Value, record
 from parity.wiring import Wiring
+from parity.witnesses import conservative_options, runtime_options
 from references.dumping import open_reference
 
 pytestmark = pytest.mark.proof
