@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from harness.diagnosis import Hint
 from harness.graphs import Graph
 from harness.isolation import Isolated
 from parity.blobs import Blobs, Files, Floats, run_blobs
+from parity.hints import of_blob
 from parity.matching import MATCHES, Match, Pool, arrangements, distance
-from parity.recording import Value, record, record_call
+from parity.recording import Value, heads_of, record, record_call, shape_of
 from parity.wiring import Wiring
 
 TIMES, LEAST = 30.0, 3e-6  # a blob is wrong above so many times its clean error, or above this
@@ -33,6 +35,7 @@ class Guilty:
     inputs: tuple[tuple[str, str], ...]  # blob, what it holds or ""
     expected: str  # the torch operation whose result should stand here; "" where none could be told
     error: float  # relative L2 against that result; infinite where the shapes differ
+    hints: tuple[Hint, ...] = ()  # what the difference from that result looks like
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Drilled:
         if guilty.expected:
             far = f"rel_l2 {guilty.error:.1e}" if np.isfinite(guilty.error) else "no order of axes fits"
             lines.append(f"  should hold {guilty.expected}; {far}")
+        lines += [f"  hint: {hint.kind}: {hint.evidence}" for hint in guilty.hints]
         return lines
 
 
@@ -171,14 +175,14 @@ def _run(bench: Isolated, files: Files, inputs: Mapping[str, Floats], pool: Pool
 
 def _guilty(run: _Run, known: _Run | None, values: Sequence[Value], reds: Sequence[str]) -> Guilty | None:
     """The first wrong blob; one that was computed wrong comes before the one that could not be computed."""
-    found = (_against(run, known, reds) if known else None) or _without(run, values, reds)
+    found = (_against(run, known, values, reds) if known else None) or _without(run, values, reds)
     if found is None and run.blobs.failed:
         name = run.blobs.failed
         return Guilty(name, _line(run, name), run.blobs.how, run.inputs(name), "", np.inf)
     return found
 
 
-def _against(run: _Run, known: _Run, reds: Sequence[str]) -> Guilty | None:
+def _against(run: _Run, known: _Run, values: Sequence[Value], reds: Sequence[str]) -> Guilty | None:
     """The first blob upstream of a red output that no longer holds what it holds in the clean run."""
     upstream = run.wiring.upstream(reds)
     for name in run.wiring.names:
@@ -193,7 +197,8 @@ def _against(run: _Run, known: _Run, reds: Sequence[str]) -> Guilty | None:
         error, match = min(((_error(array, match), match) for match in held), key=lambda pair: pair[0])
         if not error <= max(TIMES * match.error, LEAST):
             what = "it no longer holds what it holds in the clean graph"
-            return Guilty(name, _line(run, name), what, run.inputs(name), str(held[0]), error)
+            hints = of_blob(array, known.blobs.arrays[name], heads_of(values, match.value))
+            return Guilty(name, _line(run, name), what, run.inputs(name), str(held[0]), error, hints)
     return None
 
 
@@ -201,11 +206,18 @@ def _without(run: _Run, values: Sequence[Value], reds: Sequence[str]) -> Guilty 
     """The first blob between the values that are held and the red outputs; a fused layer's part may be meant."""
     for name in run.unmatched(reds):
         if name in run.blobs.arrays:
-            expected = _expected(run, name, values)
-            error = _fitted(run.blobs.arrays[name], expected.array) if expected else np.inf
+            array, expected = run.blobs.arrays[name], _expected(run, name, values)
+            error = _fitted(array, expected.array) if expected else np.inf
+            hints = _hints(array, expected, values) if expected else ()
             what = "it holds no value of the rewritten layer"
-            return Guilty(name, _line(run, name), what, run.inputs(name), str(expected or ""), error)
+            return Guilty(name, _line(run, name), what, run.inputs(name), str(expected or ""), error, hints)
     return None
+
+
+def _hints(array: Floats, expected: Value, values: Sequence[Value]) -> tuple[Hint, ...]:
+    nearest = _nearest(array, expected.array)
+    wanted = expected.array.reshape(shape_of(expected.array)) if nearest is None else nearest
+    return of_blob(array, wanted, heads_of(values, expected))
 
 
 def _expected(run: _Run, name: str, values: Sequence[Value]) -> Value | None:
@@ -236,8 +248,14 @@ def _fitted(array: Floats | None, expected: Floats) -> float:
     """Relative L2 with the axes in the order that fits best; infinite where none does or nothing was computed."""
     if array is None or array.size != expected.size:
         return np.inf
+    nearest = _nearest(array, expected)
+    return np.inf if nearest is None else distance(array, nearest)
+
+
+def _nearest(array: Floats, expected: Floats) -> Floats | None:
+    """What should stand in an array, as it would stand there; None where its axes do not fit."""
     plain = [a for axes, a in arrangements(expected, array) if axes == tuple(sorted(axes))]
-    return min((distance(array, arranged) for arranged in plain), default=np.inf)
+    return min(plain, key=lambda arranged: distance(array, arranged), default=None)
 
 
 def _error(array: Floats, match: Match) -> float:

@@ -10,19 +10,24 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness.errors import UnjudgedError
 from harness.isolation import Isolated
 from parity import drill
 from parity.blobs import LOAD, Files, start
 from parity.drill import Drilled
 from parity.feeding import own_inputs
-from parity.filediff import Clean
+from parity.filediff import Clean, Floats
+from parity.hints import of_weights
+from parity.recording import Value, record
 from parity.stages import (
     AGREES,
     DIFFERS,
     FAILED,
     SILENT,
     Cause,
+    Placed,
     Question,
     Stage,
     Witness,
@@ -61,6 +66,14 @@ class Explanation:
     why: str = ""
     evidence: tuple[str, ...] = ()  # tensors that differ, lines of the param
     todo: str = ""
+    tensor_hints: tuple[Placed, ...] = ()  # of weights, inputs and outputs
+
+    @property
+    def hints(self) -> tuple[Placed, ...]:
+        """What the wrong tensors look like, each with its place, the most specific first; those of the drill last."""
+        guilty = self.drill.guilty if self.drill else None
+        inside = [(f"blob {guilty.blob}", hint) for hint in guilty.hints] if guilty else []
+        return (*self.tensor_hints, *inside)
 
     @property
     def exit_code(self) -> int:
@@ -80,6 +93,7 @@ class Explanation:
         lines = [heads[self.exit_code], f"  {'rel_l2 against':<34} {'before':>8} reference"]
         lines += [f"  {stage}" for stage in self.stages]
         lines += [f"  {line}" for line in self.evidence]
+        lines += [f"  hint: {place}: {hint.kind}: {hint.evidence}" for place, hint in self.tensor_hints]
         lines += [f"  {line}" for line in (self.drill.lines() if self.drill else ())]
         return [*lines, *([f"  next: {self.todo}"] if self.todo else [])]
 
@@ -144,14 +158,26 @@ class _Chain:
             return None
         lines = clean.changed_lines(files[0])
         wrong_size = clean.wrong_size(files[1])
-        tensors = [wrong_size] if wrong_size else [clean.told(changed) for changed in clean.changed(files[1])]
+        changed = [] if wrong_size else clean.changed(files[1], self._holder)
+        tensors = [wrong_size] if wrong_size else [str(each) for each in changed]
         if not lines and not tensors:
             return None
         if lines and tensors and self._agrees(Files(files[0], clean.bin, conservative_options())):
             lines = []  # they differ, but it is the weights that do harm
         if lines:
             return Cause("graph file", f"{why}; its param is not what the converter writes", tuple(lines))
-        return Cause("weights file", f"{why}; its bin does not hold the checkpoint's weights", tuple(tensors))
+        why = f"{why}; its bin does not hold the checkpoint's weights"
+        return Cause("weights file", why, tuple(tensors), hints=of_weights(changed, self._values()))
+
+    def _holder(self, numbers: Floats) -> str | None:
+        """The checkpoint's tensor that holds these numbers."""
+        import torch
+
+        found: str | None = self.witnesses.layer.checkpoint.holder(torch.from_numpy(np.ascontiguousarray(numbers)))
+        return found
+
+    def _values(self) -> list[Value]:
+        return record(self.witnesses.module, self.question.inputs).values
 
     def _kernel_cause(self, stages: list[Stage], why: str) -> Cause:
         """The files are right: two sets of kernels that agree on other numbers mean another graph."""
@@ -211,6 +237,5 @@ class _Chain:
             upstream=found.upstream,
         )
         why = found.why or "; ".join(dict.fromkeys(s.note for s in stages if s.verdict == SILENT and s.note))
-        return Explanation(
-            self.question.graph.id, self.question.case, stages, found.domain, drilled, why, found.evidence, todo
-        )
+        given = (graph_id, case, stages, found.domain, drilled, why, found.evidence, todo)
+        return Explanation(*given, tensor_hints=found.hints)

@@ -1,7 +1,9 @@
 """What the port's pipeline feeds a graph, beside what the reference does."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +14,11 @@ from numpy.typing import NDArray
 from harness.errors import UnjudgedError
 from harness.isolation import CrashedError, Isolated
 from parity import checks, runners
+from parity.hints import of_ports
 from parity.stages import AGREES, DIFFERS, FAILED, SILENT, Cause, Question, Stage, error_of
 from parity.workspace import Workspace, shape_cases, tensor_name
 from runtime.errors import InputError
-from runtime.graphs import Arrays, Manifest
+from runtime.graphs import Arrays, Manifest, NcnnRunner
 
 OWN = "the port's own inputs"
 
@@ -62,11 +65,31 @@ class _FolderRunner:
 
 
 class _Listening:
-    """A runner that keeps what the first run of one graph is given."""
+    """A runner that keeps what the first run of one graph is given, and what of it reaches ncnn in this process."""
 
     def __init__(self, runner: Any, graph_id: str) -> None:
         self.runner, self.graph_id = runner, graph_id
         self.heard: Arrays = {}
+        self.reached: Arrays = {}
+
+    @contextmanager
+    def at_the_net(self) -> Iterator[None]:
+        """Listen where a runner of this process makes Mats, behind all that may be laid around its `run`."""
+        if not isinstance(self.runner, NcnnRunner):
+            yield
+            return
+        mats = self.runner.mats
+
+        def listening(graph: Any, inputs: Mapping[str, NDArray[np.float32]]) -> list[Any]:
+            if graph.id == self.graph_id and not self.reached:
+                self.reached = {name: np.array(array) for name, array in inputs.items()}
+            return mats(graph, inputs)
+
+        self.runner.mats = listening  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self.runner.mats = mats  # type: ignore[method-assign]
 
     def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
         """Run as the runner does."""
@@ -78,27 +101,45 @@ class _Listening:
 
 def _fed(question: Question, pipeline: Any) -> tuple[Stage, Cause]:
     """What the pipeline feeds the graph beside what the reference does, and then what comes out."""
-    workspace, graph = question.workspace, question.graph
+    graph = question.graph
     inner = pipeline.runner
     pipeline.runner = listening = _Listening(inner, graph.id)
     port = SimpleNamespace(pipeline=pipeline, runner=inner)
-    judged = checks.Subject.of(workspace, question.case, port, last=graph.id)
+    judged = checks.Subject.of(question.workspace, question.case, port, last=graph.id)
     try:
-        outputs = judged.chain.outputs(graph)
+        with listening.at_the_net():
+            outputs = judged.chain.outputs(graph)
     finally:
         pipeline.runner = inner
     limit = checks.LIMITS.of(graph.id, "chained")["rel_l2_max"].bound
+    spans = judged.spans if graph.id.endswith(".prefill") else {}  # they are rows of the prompt
     errors = {name: error_of(listening.heard[name], wanted) for name, wanted in question.inputs.items()}
     off = [name for name, error in errors.items() if not error <= limit]
     after = max(error_of(outputs[name], wanted) for name, wanted in question.stored.items())
     worst = max(errors.values())
     if off:
         cause = _source_of(question, off[0], errors[off[0]], judged.chain.recorder.outputs, limit)
+        if cause.domain == "glue":  # an error that comes out of other graphs has their shape
+            cause = replace(cause, hints=of_ports("input", listening.heard, question.inputs, off, spans))
         return Stage(OWN, worst, after, DIFFERS, f"input {', '.join(off)}"), cause
     if not after <= limit:
-        why = f"the port's inputs are right, but its runner gives other outputs than the graph (rel_l2 {after:.1e})"
-        return Stage(OWN, worst, after, DIFFERS, "outputs"), Cause("glue", why)
+        cause = _runner_cause(question, listening.reached, outputs, limit, spans)
+        return Stage(OWN, worst, after, DIFFERS, "outputs"), cause
     return Stage(OWN, worst, after, AGREES), Cause("", "")
+
+
+def _runner_cause(
+    question: Question, reached: Arrays, outputs: Arrays, limit: float, spans: Mapping[str, slice]
+) -> Cause:
+    """The runner changes what it is given, or what comes out."""
+    stored, inputs = question.stored, question.inputs
+    after = max(error_of(outputs[name], wanted) for name, wanted in stored.items())
+    why = f"the port's inputs are right, but its runner gives other outputs than the graph (rel_l2 {after:.1e})"
+    changed = [name for name, array in reached.items() if not error_of(array, inputs[name]) <= limit]
+    if changed:
+        why = f"{why}: it changes input {', '.join(changed)}"
+        return Cause("glue", why, hints=of_ports("input", reached, inputs, changed, spans))
+    return Cause("glue", why, hints=of_ports("output", outputs, stored, list(stored), spans))
 
 
 def _source_of(question: Question, name: str, error: float, outputs: Mapping[str, Arrays], limit: float) -> Cause:

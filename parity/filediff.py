@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,28 @@ DIFF_LINES = 12
 
 @dataclass(frozen=True)
 class Changed:
-    """A run of numbers in the bin that is not the tensor which should stand there."""
+    """A tensor of the rewritten layer that the bin does not hold, and what it holds instead."""
 
-    entry: layout.Entry
+    tensor: str
     layer: str  # of the param
-    actual: Floats  # flat
-    expected: Floats  # flat
+    actual: Floats
+    expected: Floats
+    whose: str = ""  # the tensor of the checkpoint that stands there
+
+    def __str__(self) -> str:
+        return f"{self.tensor} ({self.layer}): {self._instead()}"
+
+    def _instead(self) -> str:
+        ours, theirs = self.actual, self.expected
+        if self.whose:
+            return f"the numbers are {self.whose}'s in its place"
+        if np.array_equal(ours.ravel(), theirs.T.ravel()):
+            return "the numbers are its own transposed"
+        differing = int((ours != theirs).sum())
+        zeros = int(((ours == 0) & (theirs != 0)).sum())
+        error = error_of(ours.reshape(1, -1), theirs.reshape(1, -1))
+        text = f"{differing} of {ours.size} numbers differ, rel_l2 {error:.1e}"
+        return f"{text}, {zeros} are 0" if zeros else text
 
 
 @dataclass(frozen=True)
@@ -77,30 +93,19 @@ class Clean:
         ours, theirs = (4 * (path.stat().st_size // 4) for path in (actual, self.bin))
         return f"the bin holds {ours} bytes, but should hold {theirs}" if ours != theirs else ""
 
-    def changed(self, actual: Path) -> list[Changed]:
-        """Tensors whose numbers in a bin of the right size are not the checkpoint's."""
+    def changed(self, actual: Path, holder: Callable[[Floats], str | None]) -> list[Changed]:
+        """Tensors whose numbers in a bin of the right size are not the checkpoint's.
+
+        holder: which tensor of the checkpoint holds an array's numbers.
+        """
         ours, theirs = (np.fromfile(path, np.float32) for path in (actual, self.bin))
         found, position = [], 0
         for entry, blob in self.runs:
             place = slice(position + blob.flagged, position + blob.flagged + blob.count)
             position = place.stop
             if ours[place].tobytes() != theirs[place].tobytes():
-                found.append(Changed(entry, blob.layer, ours[place], theirs[place]))
+                wanted = self.tensors[entry.tensor]
+                there = ours[place].reshape(wanted.T.shape).T if entry.transposed else ours[place].reshape(wanted.shape)
+                whose = holder(there) if np.ptp(there) else None  # constants stand in many a tensor
+                found.append(Changed(entry.tensor, blob.layer, there, wanted, whose or ""))
         return found
-
-    def told(self, changed: Changed) -> str:
-        """What stands there instead of a tensor."""
-        return f"{changed.entry.tensor} ({changed.layer}): {self._instead(changed)}"
-
-    def _instead(self, changed: Changed) -> str:
-        ours, theirs, entry = changed.actual, changed.expected, changed.entry
-        for name, value in self.tensors.items():
-            for flipped in (False, True) if value.size == ours.size else ():
-                numbers = (value.T if flipped != entry.transposed else value).ravel()
-                if np.array_equal(numbers, ours):
-                    whose = "its own" if name == entry.tensor else f"{name}'s"
-                    return f"the numbers are {whose} {'transposed' if flipped else 'in its place'}"
-        differing = int((ours != theirs).sum())
-        zeros = int(((ours == 0) & (theirs != 0)).sum())
-        text = f"{differing} of {ours.size} numbers differ, rel_l2 {error_of(ours[None], theirs[None]):.1e}"
-        return f"{text}, {zeros} are 0" if zeros else text

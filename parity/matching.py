@@ -74,6 +74,12 @@ def distance(actual: Floats, expected: Floats) -> float:
     return error / norm if norm else (0.0 if error == 0 else np.inf)
 
 
+def without_mask(actual: Floats, expected: Floats) -> tuple[Floats, Floats]:
+    """Both with 0 where both are huge."""
+    huge = (np.abs(actual) > HUGE) & (np.abs(expected) > HUGE)
+    return np.where(huge, 0, actual), np.where(huge, 0, expected)
+
+
 def _norm(array: Floats) -> float:
     return float(np.linalg.norm(np.where(np.abs(array) > HUGE, 0, array).astype(np.float64)))
 

@@ -1,7 +1,7 @@
 """Everything that a torch layer computes on given inputs, in order, with the operation and the line that made it."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,21 @@ def record_call(call: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, N
 def shape_of(array: Floats) -> tuple[int, ...]:
     """Shape without axes of size 1."""
     return tuple(size for size in array.shape if size != 1)
+
+
+def heads_of(values: Sequence[Value], value: Value) -> int:
+    """How many heads stand side by side in a value's last axis: as many as the layer then makes of it, else 1."""
+    for user in values:
+        shape = user.array.shape
+        if user.inputs == (value.number,) and shape[:-2] == value.array.shape[:-1]:  # (1, T, C) -> (1, T, heads, d)
+            return shape[-2] if shape[-2] * shape[-1] == value.array.shape[-1] else 1
+    return 1
+
+
+def heads_behind(values: Sequence[Value], tensor: str) -> int:
+    """The heads of what the layer computes with one of its tensors."""
+    number = next((value.number for value in values if value.operation == f"tensor {tensor}"), None)
+    return next((heads_of(values, user) for user in values if number in user.inputs), 1)
 
 
 def _drop_last(modules: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.diagnosis import Hint
 from harness.dumps import Dump
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
@@ -20,6 +21,8 @@ from harness.metrics import measure
 from parity import checks
 from parity.workspace import Workspace, case_names, tensor_name
 from runtime.graphs import Arrays
+
+Placed = tuple[str, Hint]  # where it was seen
 
 AGREES, DIFFERS, FAILED, SILENT = "agrees", "differs", "failed", "no witness"
 FLOORS, LEAST, MOST = 30.0, 3e-6, 1e-4  # an ncnn stage may differ by so many noise floors, within these bounds
@@ -62,6 +65,7 @@ class Cause:
     why: str
     evidence: tuple[str, ...] = ()
     upstream: str = ""
+    hints: tuple[Placed, ...] = ()
 
 
 @dataclass
