@@ -21,6 +21,7 @@ _Mask = NDArray[np.bool_]
 
 KINDS = (
     "shape",  # other axes or lengths
+    "another tensor",  # of the same shape: told by whoever holds them all, not here
     "non-finite",  # NaN or Inf
     "sign",
     "scale",

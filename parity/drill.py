@@ -6,384 +6,23 @@ fused layer's parts need not.
 But: a blob is guilty only on the way to an output that is wrong.
 """
 
-import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from exporters import param
-from exporters.param import Layer
+from harness.diagnosis import Hint
 from harness.graphs import Graph
-from harness.isolation import CrashedError, Isolated
-from runtime.errors import InputError
-from runtime.graphs import Arrays, Manifest, NcnnRunner
-from runtime.mat import to_mat
+from harness.isolation import Isolated
+from parity.blobs import Blobs, Files, Floats, run_blobs
+from parity.hints import of_blob
+from parity.matching import MATCHES, Match, Pool, arrangements, distance
+from parity.recording import Value, heads_of, record, record_call, shape_of
+from parity.wiring import Wiring
 
-Floats = NDArray[np.float32]
-Options = Mapping[str, bool | int]
-
-ROOT = Path(__file__).parents[1]
-MATCHES = 1e-4  # relative L2 below which a blob holds a value
 TIMES, LEAST = 30.0, 3e-6  # a blob is wrong above so many times its clean error, or above this
-EXACT = 1e-8  # the same in float64
-HUGE = 1e6  # masks: such numbers must stand at the same places, and would hide all others in a norm
-RECORDED = ("torch.float32", "torch.float64")
-SECONDS = 300.0
-LOAD = "the load"  # where a run fails that comes to no blob
-SILENT = ("Input", "Split")  # they compute nothing
-
-
-# ---- the child: ncnn, where a crash is told
-
-
-class Bench:
-    """Holds one loaded net; runs in a child process."""
-
-    def __init__(self) -> None:
-        self._held: list[Any] = []  # the net and its inputs must outlive the extractor
-        self._extractor: Any = None
-        self._runners: dict[str, NcnnRunner] = {}
-
-    def load(self, param_path: str, weights: str, options: Options, inputs: Sequence[Floats], whole: bool) -> None:
-        """Load a graph and feed it; `whole` keeps every blob. Raises InputError when ncnn refuses a file or input."""
-        import ncnn
-
-        self._extractor = None
-        net = ncnn.Net()
-        for name, value in options.items():
-            setattr(net.opt, name, value)
-        for path, load in ((param_path, net.load_param), (weights, net.load_model)):
-            code = load(path)
-            if code != 0:
-                raise InputError(f"ncnn refuses to load {Path(path).name} (code {code})")
-        extractor = net.create_extractor()
-        extractor.set_light_mode(not whole)
-        mats = [to_mat(array, rank=array.ndim, where=f"in{number}") for number, array in enumerate(inputs)]
-        for number, mat in enumerate(mats):
-            code = extractor.input(f"in{number}", mat)
-            if code != 0:
-                raise InputError(f"ncnn refuses input in{number} (code {code})")
-        self._held, self._extractor = [net, *mats], extractor
-
-    def extract(self, name: str) -> Floats:
-        """One blob, as many axes as ncnn gives it. Raises InputError where ncnn cannot compute it."""
-        code, mat = self._extractor.extract(name)
-        if code != 0:
-            raise InputError(f"ncnn cannot compute blob {name} (code {code})")
-        return np.array(mat)
-
-    def run(self, folder: str, graph_id: str, inputs: Arrays) -> Arrays:
-        """One graph of an exported model folder as the runtime runs it, whatever the files' hashes."""
-        if folder not in self._runners:
-            self._runners[folder] = NcnnRunner(Manifest.read(Path(folder)), verify=False)
-        return self._runners[folder].run(graph_id, inputs)
-
-
-def make() -> Bench:
-    """The factory that `Isolated` calls in the child."""
-    return Bench()
-
-
-def start() -> Isolated:
-    """A bench in a child process of its own."""
-    return Isolated("parity.drill:make", timeout_seconds=SECONDS)
-
-
-@dataclass(frozen=True)
-class Files:
-    """A graph's two files, and the options that ncnn runs them with."""
-
-    param: Path
-    bin: Path
-    options: Options
-
-
-@dataclass
-class Blobs:
-    """What ncnn computed: arrays by blob, and the blob at which it gave up, with what it said."""
-
-    arrays: dict[str, Floats] = field(default_factory=dict)
-    failed: str = ""
-    how: str = ""
-
-
-def run_blobs(bench: Isolated, files: Files, inputs: Sequence[Floats], names: Sequence[str], *, whole: bool) -> Blobs:
-    """Run a graph and take blobs in the order given; a crash or a refusal ends it and is told."""
-    blobs = Blobs()
-    at = LOAD
-    try:
-        bench.call("load", str(files.param), str(files.bin), dict(files.options), list(inputs), whole)
-        for at in names:
-            blobs.arrays[at] = bench.call("extract", at)
-    except CrashedError as error:
-        blobs.failed, blobs.how = at, error.how
-    except InputError as error:
-        blobs.failed, blobs.how = at, str(error)
-    return blobs
-
-
-# ---- what the rewritten layer computes
-
-
-@dataclass(frozen=True)
-class Value:
-    """One tensor of the rewritten layer: by what and where it was computed, and from which values."""
-
-    number: int
-    operation: str
-    module: str  # name of the innermost module, "" for the layer itself
-    source: str  # file:line
-    array: Floats  # with the batch axis
-    inputs: tuple[int, ...]
-
-    def __str__(self) -> str:
-        places = [f"in {self.module}"] * bool(self.module) + [f"({self.source})"] * bool(self.source)
-        return " ".join([self.operation, *places, str(shape_of(self.array))])
-
-
-@dataclass(frozen=True)
-class Recording:
-    """All values of one run of a layer, in order; and its outputs, without the batch axis."""
-
-    values: list[Value]
-    outputs: list[Floats]
-
-
-class _Tape:
-    """Collects values; a tensor is known by its id, so all of them are kept alive."""
-
-    def __init__(self) -> None:
-        self.values: list[Value] = []
-        self.modules: list[str] = []  # the innermost last
-        self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []
-
-    def add(self, tensor: Any, operation: str, source: str = "", given: Any = ()) -> None:
-        if id(tensor) in self._numbers or tensor.is_meta or str(tensor.dtype) not in RECORDED:
-            return
-        inputs = tuple(self._numbers[id(t)] for t in _tensors(given) if id(t) in self._numbers)
-        module = self.modules[-1] if self.modules else ""
-        array = tensor.detach().numpy()
-        self.values.append(Value(len(self.values), operation, module, source, array, inputs))
-        self._numbers[id(tensor)] = len(self._alive)
-        self._alive.append(tensor)
-
-    def play(self, call: Callable[[], Any]) -> Any:
-        """Run and record every operation's results."""
-        import torch
-        from torch.overrides import TorchFunctionMode
-
-        tape = self
-
-        class Recorder(TorchFunctionMode):
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                result = func(*args, **(kwargs or {}))
-                for tensor in _tensors(result):
-                    tape.add(tensor, str(getattr(func, "__name__", func)).strip("_"), _source(), (args, kwargs))
-                return result
-
-        with torch.no_grad(), Recorder():
-            return call()
-
-
-def record(module: Any, inputs: Mapping[str, NDArray[Any]]) -> Recording:
-    """Everything that a rewritten layer computes: its inputs, its own tensors, every operation's results.
-
-    inputs: by name, without the batch axis, in the order of the layer's arguments and of its dtype.
-    """
-    import torch
-
-    tape = _Tape()
-    tensors = [torch.from_numpy(np.ascontiguousarray(array))[None] for array in inputs.values()]
-    for name, tensor in zip(inputs, tensors, strict=True):
-        tape.add(tensor, f"input {name}")
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        tape.add(tensor, f"tensor {name}")
-    hooks = []
-    for name, part in module.named_modules():
-        hooks.append(part.register_forward_pre_hook(lambda *_, name=name: tape.modules.append(name)))
-        hooks.append(part.register_forward_hook(lambda *_: _drop_last(tape.modules)))
-    try:
-        outputs = tape.play(lambda: module(*tensors))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return Recording(tape.values, [tensor[0].numpy() for tensor in _tensors(outputs)])
-
-
-def record_call(call: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, NDArray[Any]]) -> Recording:
-    """Everything that a function of tensors by name computes; modules are not named."""
-    import torch
-
-    tape = _Tape()
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()}
-    for name, tensor in tensors.items():
-        tape.add(tensor, f"input {name}")
-    outputs = tape.play(lambda: call(tensors))
-    return Recording(tape.values, [tensor.numpy() for tensor in _tensors(outputs)])
-
-
-def _drop_last(modules: list[str]) -> None:
-    modules.pop()
-
-
-def _tensors(nested: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(nested, torch.Tensor):
-        yield nested
-    elif isinstance(nested, dict):
-        yield from _tensors(list(nested.values()))
-    elif isinstance(nested, tuple | list):
-        for item in nested:
-            yield from _tensors(item)
-
-
-def _source() -> str:
-    """file:line of the innermost frame in a file of ours other than this one."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path != Path(__file__) and path.is_relative_to(ROOT) and "site-packages" not in path.parts:
-            return f"{path.relative_to(ROOT).as_posix()}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-# ---- matching by value
-
-
-@dataclass(frozen=True)
-class Match:
-    """A blob holds a value, its axes in the order `axes` of the value's own."""
-
-    value: Value
-    axes: tuple[int, ...]
-    error: float  # relative L2
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the axes stand in the value's own order."""
-        return self.axes == tuple(sorted(self.axes))
-
-    def __str__(self) -> str:
-        return str(self.value) if self.is_plain else f"{self.value} with its axes as {self.axes}"
-
-
-class Pool:
-    """Values to match with, sorted by what no order of axes changes: their count and their norm."""
-
-    def __init__(self, values: Sequence[Value], tolerance: float = MATCHES) -> None:
-        self.tolerance = tolerance
-        self._of_size: dict[int, list[tuple[float, Value]]] = {}
-        for value in values:
-            self._of_size.setdefault(value.array.size, []).append((_norm(value.array), value))
-
-    def matches(self, blob: Floats) -> list[Match]:
-        """Values that a blob holds; those with plain axes first, then those of its own shape."""
-        norm = _norm(blob)
-        near = [
-            value
-            for other, value in self._of_size.get(blob.size, ())
-            if abs(norm - other) <= 2 * self.tolerance * max(norm, other)
-        ]
-        found = [
-            Match(value, axes, distance(blob, arranged))
-            for value in near
-            for axes, arranged in arrangements(value.array, blob)
-        ]
-        held = [match for match in found if match.error <= self.tolerance]
-        return sorted(held, key=lambda m: (not m.is_plain, shape_of(m.value.array) != shape_of(blob)))
-
-
-def arrangements(array: Floats, blob: Floats) -> Iterator[tuple[tuple[int, ...], Floats]]:
-    """An array in every order of axes that fits the blob's shape; axes of size 1 aside, neighbours may be merged."""
-    wanted, squeezed = shape_of(blob), array.reshape(shape_of(array))
-    for axes in itertools.permutations(range(squeezed.ndim)):
-        shape = tuple(squeezed.shape[axis] for axis in axes)
-        if _merges(shape, wanted) or _merges(wanted, shape):
-            yield axes, squeezed.transpose(axes).reshape(blob.shape)
-
-
-def shape_of(array: Floats) -> tuple[int, ...]:
-    """Shape without axes of size 1."""
-    return tuple(size for size in array.shape if size != 1)
-
-
-def distance(actual: Floats, expected: Floats) -> float:
-    """Relative L2; infinite where numbers are not finite, or huge ones stand at other places."""
-    huge = np.abs(expected) > HUGE
-    if not np.array_equal(np.abs(actual) > HUGE, huge) or not np.isfinite(actual).all():
-        return np.inf
-    ours, theirs = (np.where(huge, 0, array).astype(np.float64) for array in (actual, expected))
-    error, norm = float(np.linalg.norm(ours - theirs)), float(np.linalg.norm(theirs))
-    return error / norm if norm else (0.0 if error == 0 else np.inf)
-
-
-def _norm(array: Floats) -> float:
-    return float(np.linalg.norm(np.where(np.abs(array) > HUGE, 0, array).astype(np.float64)))
-
-
-def _merges(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
-    """Whether merging neighbours of `fine` gives `coarse`."""
-    left = list(fine)
-    for size in coarse:
-        product = 1
-        while left and product < size:
-            product *= left.pop(0)
-        if product != size:
-            return False
-    return not left
-
-
-# ---- the graph's wiring
-
-
-class Wiring:
-    """Which blob comes from which; a Split's outputs stand for its input."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.makers = {name: layer for layer in layers for name in layer.outputs}
-        self.names = [name for layer in layers if layer.type not in SILENT for name in layer.outputs]
-
-    @classmethod
-    def read(cls, path: Path) -> "Wiring":
-        """Of a param file; wrong counts on its second line are no reason to refuse it."""
-        text = path.read_text(encoding="utf-8")
-        magic, _, *lines = text.split("\n")
-        kept = [line for line in lines if line.strip()]
-        outputs = sum(int(line.split()[3]) for line in kept)
-        return cls(param.parse("\n".join([magic, f"{len(kept)} {outputs}", *kept])))
-
-    def origin(self, name: str) -> str:
-        """The blob itself, or the one that Splits copied it from."""
-        while name in self.makers and self.makers[name].type == "Split":
-            name = self.makers[name].inputs[0]
-        return name
-
-    def inputs(self, name: str) -> list[str]:
-        """What a blob is computed from."""
-        layer = self.makers.get(name)
-        return [self.origin(source) for source in layer.inputs] if layer else []
-
-    def upstream(self, names: Sequence[str]) -> set[str]:
-        """These blobs and all that they are computed from."""
-        found: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += self.inputs(name)
-        return found
-
-
-# ---- the verdict
+EXACT = 1e-8  # MATCHES in float64
 
 
 @dataclass(frozen=True)
@@ -396,6 +35,7 @@ class Guilty:
     inputs: tuple[tuple[str, str], ...]  # blob, what it holds or ""
     expected: str  # the torch operation whose result should stand here; "" where none could be told
     error: float  # relative L2 against that result; infinite where the shapes differ
+    hints: tuple[Hint, ...] = ()  # what the difference from that result looks like
 
 
 @dataclass(frozen=True)
@@ -426,6 +66,7 @@ class Drilled:
         if guilty.expected:
             far = f"rel_l2 {guilty.error:.1e}" if np.isfinite(guilty.error) else "no order of axes fits"
             lines.append(f"  should hold {guilty.expected}; {far}")
+        lines += [f"  hint: {hint.kind}: {hint.evidence}" for hint in guilty.hints]
         return lines
 
 
@@ -534,14 +175,14 @@ def _run(bench: Isolated, files: Files, inputs: Mapping[str, Floats], pool: Pool
 
 def _guilty(run: _Run, known: _Run | None, values: Sequence[Value], reds: Sequence[str]) -> Guilty | None:
     """The first wrong blob; one that was computed wrong comes before the one that could not be computed."""
-    found = (_against(run, known, reds) if known else None) or _without(run, values, reds)
+    found = (_against(run, known, values, reds) if known else None) or _without(run, values, reds)
     if found is None and run.blobs.failed:
         name = run.blobs.failed
         return Guilty(name, _line(run, name), run.blobs.how, run.inputs(name), "", np.inf)
     return found
 
 
-def _against(run: _Run, known: _Run, reds: Sequence[str]) -> Guilty | None:
+def _against(run: _Run, known: _Run, values: Sequence[Value], reds: Sequence[str]) -> Guilty | None:
     """The first blob upstream of a red output that no longer holds what it holds in the clean run."""
     upstream = run.wiring.upstream(reds)
     for name in run.wiring.names:
@@ -556,7 +197,8 @@ def _against(run: _Run, known: _Run, reds: Sequence[str]) -> Guilty | None:
         error, match = min(((_error(array, match), match) for match in held), key=lambda pair: pair[0])
         if not error <= max(TIMES * match.error, LEAST):
             what = "it no longer holds what it holds in the clean graph"
-            return Guilty(name, _line(run, name), what, run.inputs(name), str(held[0]), error)
+            hints = of_blob(array, known.blobs.arrays[name], heads_of(values, match.value))
+            return Guilty(name, _line(run, name), what, run.inputs(name), str(held[0]), error, hints)
     return None
 
 
@@ -564,11 +206,18 @@ def _without(run: _Run, values: Sequence[Value], reds: Sequence[str]) -> Guilty 
     """The first blob between the values that are held and the red outputs; a fused layer's part may be meant."""
     for name in run.unmatched(reds):
         if name in run.blobs.arrays:
-            expected = _expected(run, name, values)
-            error = _fitted(run.blobs.arrays[name], expected.array) if expected else np.inf
+            array, expected = run.blobs.arrays[name], _expected(run, name, values)
+            error = _fitted(array, expected.array) if expected else np.inf
+            hints = _hints(array, expected, values) if expected else ()
             what = "it holds no value of the rewritten layer"
-            return Guilty(name, _line(run, name), what, run.inputs(name), str(expected or ""), error)
+            return Guilty(name, _line(run, name), what, run.inputs(name), str(expected or ""), error, hints)
     return None
+
+
+def _hints(array: Floats, expected: Value, values: Sequence[Value]) -> tuple[Hint, ...]:
+    nearest = _nearest(array, expected.array)
+    wanted = expected.array.reshape(shape_of(expected.array)) if nearest is None else nearest
+    return of_blob(array, wanted, heads_of(values, expected))
 
 
 def _expected(run: _Run, name: str, values: Sequence[Value]) -> Value | None:
@@ -599,8 +248,14 @@ def _fitted(array: Floats | None, expected: Floats) -> float:
     """Relative L2 with the axes in the order that fits best; infinite where none does or nothing was computed."""
     if array is None or array.size != expected.size:
         return np.inf
+    nearest = _nearest(array, expected)
+    return np.inf if nearest is None else distance(array, nearest)
+
+
+def _nearest(array: Floats, expected: Floats) -> Floats | None:
+    """What should stand in an array, as it would stand there; None where its axes do not fit."""
     plain = [a for axes, a in arrangements(expected, array) if axes == tuple(sorted(axes))]
-    return min((distance(array, arranged) for arranged in plain), default=np.inf)
+    return min(plain, key=lambda arranged: distance(array, arranged), default=None)
 
 
 def _error(array: Floats, match: Match) -> float:

@@ -133,7 +133,7 @@ class NcnnRunner:
         extractor.set_blob_allocator(BLOBS)
         extractor.set_workspace_allocator(WORKSPACE)
         # Mats stay named until the run is over: the extractor does not keep them alive.
-        mats = [_input_mat(graph, port, inputs[port.name]) for port in graph.inputs]
+        mats = self.mats(graph, inputs)
         for number, (port, mat) in enumerate(zip(graph.inputs, mats, strict=True)):
             code = extractor.input(f"in{number}", mat)
             checked(code, f"{graph_id}: ncnn refused input {port.name}")
@@ -142,6 +142,10 @@ class NcnnRunner:
             for name, array in outputs.items():
                 check_finite(graph, name, array)
         return outputs
+
+    def mats(self, graph: Graph, inputs: Mapping[str, NDArray[np.float32]]) -> list[ncnn.Mat]:
+        """A run's inputs as ncnn is given them."""
+        return [_input_mat(graph, port, inputs[port.name]) for port in graph.inputs]
 
     def graph(self, graph_id: str) -> Graph:
         """A graph of the manifest. Raises InputError when it is not there."""

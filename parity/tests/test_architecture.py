@@ -322,9 +322,9 @@ def test_few_places_make_mats_and_load_nets() -> None:
         ("runtime/graphs.py", "ncnn.Net"),
         ("runtime/joined.py", "ncnn.Net"),
         ("runtime/graphs.py", "ncnn.PoolAllocator"),
-        ("parity/drill.py", "ncnn.Net"),  # any options, every blob
+        ("parity/blobs.py", "ncnn.Net"),  # any options, every blob
         ("parity/faults.py", "ncnn.Net"),  # with the wrong options
-        ("parity/explain.py", "ncnn.Option"),
+        ("parity/witnesses.py", "ncnn.Option"),
         ("parity/repro_script.py", "ncnn.Mat"),  # a program of its own
         ("parity/repro_script.py", "ncnn.Net"),
     }

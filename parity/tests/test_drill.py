@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from harness.graphs import Graph
-from parity import drill as drilling
+from parity.blobs import Files, start
 from parity.checks import inputs_of
-from parity.drill import Files, Pool, Wiring, arrangements, distance, drill, drill_rewrite, record
-from parity.explain import conservative_options, runtime_options
+from parity.drill import drill, drill_rewrite
 from parity.faults import Port
+from parity.matching import Pool, arrangements, distance
 from parity.plugin import Session
+from parity.recording import Value, record
+from parity.wiring import Wiring
+from parity.witnesses import conservative_options, runtime_options
 from references.dumping import open_reference
 
 pytestmark = pytest.mark.proof
@@ -42,7 +45,7 @@ def subject(session: Session, name: str) -> tuple[Graph, Any, dict[str, Any], Pa
 def test_green_graph_names_no_blob(name: str, threads: int, session: Session) -> None:
     graph, module, inputs, folder = subject(session, name)
     files = Files(folder / "graph.param", folder / "graph.bin", runtime_options(threads))
-    with drilling.start() as bench:
+    with start() as bench:
         found = drill(bench, graph, module, inputs, files, tolerance=3e-6)
     assert found.guilty is None
     assert not found.wrong
@@ -75,7 +78,7 @@ def test_edit_of_the_param_is_named(
     options = conservative_options()
     files = Files(tmp_path / "graph.param", folder / "graph.bin", options)
     clean = Files(folder / "graph.param", folder / "graph.bin", options) if with_clean else None
-    with drilling.start() as bench:
+    with start() as bench:
         found = drill(bench, graph, module, inputs, files, clean=clean)
     if not line:
         assert found.guilty is None
@@ -91,7 +94,7 @@ def test_half_precision_is_named_beside_the_clean_run(session: Session) -> None:
     graph, module, inputs, folder = subject(session, SMOL)
     paths = folder / "graph.param", folder / "graph.bin"
     rounded = runtime_options(1) | {"use_bf16_storage": True, "use_bf16_packed": True}
-    with drilling.start() as bench:
+    with start() as bench:
         found = drill(bench, graph, module, inputs, Files(*paths, rounded), clean=Files(*paths, conservative_options()))
     assert found.guilty is not None
     assert found.guilty.error > 1e-4
@@ -107,7 +110,7 @@ def test_faulty_weight_is_named_beside_the_clean_bin(session: Session, tmp_path:
     port.edit(PREFILL, change)
     files = Files(port.folder / f"{PREFILL}.param", port.folder / f"{PREFILL}.bin", conservative_options())
     clean = Files(folder / "graph.param", folder / "graph.bin", conservative_options())
-    with drilling.start() as bench:
+    with start() as bench:
         found = drill(bench, graph, module, inputs, files, clean=clean)
     assert found.guilty is not None
     assert re.match("RMSNorm +rmsn_11", found.guilty.line)
@@ -120,7 +123,7 @@ def test_only_wrong_outputs_are_followed(session: Session, tmp_path: Path) -> No
     text = (folder / "graph.param").read_text(encoding="utf-8")
     (tmp_path / "graph.param").write_text(text.replace("0=2 1=1 2=0.204124153", "0=2 1=1 2=0.2"), encoding="utf-8")
     files = Files(tmp_path / "graph.param", folder / "graph.bin", conservative_options())
-    with drilling.start() as bench:
+    with start() as bench:
         found = drill(bench, graph, module, inputs, files)
     assert set(found.wrong) == {"hidden"}
     assert found.guilty is not None
@@ -140,8 +143,8 @@ def test_green_rewrite_names_no_value(name: str, session: Session) -> None:
 # ---- matching
 
 
-def values_of(*arrays: np.ndarray) -> list[drilling.Value]:
-    return [drilling.Value(number, "made", "", "", array, ()) for number, array in enumerate(arrays)]
+def values_of(*arrays: np.ndarray) -> list[Value]:
+    return [Value(number, "made", "", "", array, ()) for number, array in enumerate(arrays)]
 
 
 def random(*shape: int) -> np.ndarray:

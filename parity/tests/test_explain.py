@@ -15,12 +15,15 @@ from torch.nn import functional as F
 from exporters import pnnx
 from exporters import youtu_vl as rewrites
 from harness.errors import UnjudgedError
+from harness.isolation import Isolated
 from parity import explain as explaining
-from parity.drill import Bench
-from parity.explain import DOMAINS, Explanation, conservative_options, explain, runtime_options
+from parity import witnesses
+from parity.blobs import Bench
+from parity.explain import DOMAINS, Explanation, explain
 from parity.faults import FAULTS, Floats, Port
 from parity.plugin import Session
 from parity.verdict import DIFFERENT, EQUAL, UNJUDGED
+from parity.witnesses import conservative_options, runtime_options
 from runtime import graphs as runtime_graphs
 
 pytestmark = pytest.mark.proof
@@ -339,7 +342,7 @@ def test_converter_whose_python_does_not_run_bears_no_witness(
     def fails(folder: Path) -> Any:
         raise NameError("name 'pnnx_op' is not defined")
 
-    monkeypatch.setattr(explaining, "_converted", fails)
+    monkeypatch.setattr(witnesses, "_converted", fails)
     found = explain(session.workspaces[MODEL], DATTN, CASE)
     assert found.exit_code == EQUAL
     assert found.stages[2].verdict == "no witness"
@@ -405,7 +408,7 @@ def test_graph_that_cannot_run_is_told(old: str, new: str, told: str, session: S
 
 
 def test_native_crash_is_told_not_suffered(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining.drill, "start", lambda: explaining.Isolated(f"{__name__}:crashing"))
+    monkeypatch.setattr(explaining, "start", lambda: Isolated(f"{__name__}:crashing"))
     found = explain(session.workspaces[MODEL], DATTN, CASE)
     assert found.domain == "ncnn", text_of(found)
     assert "SIGSEGV" in found.lines()[0]
