@@ -70,7 +70,7 @@ def bisect(subject: Subject, reference: Any) -> Bisection:
     if not prober.matches(0):
         raise UnjudgedError(
             f"the reference alone does not reach the dump of {subject.model}, case {subject.dump.case}: "
-            f"{prober.probes[-1].detail}; write the dump again: python -m parity dumps {subject.model}"
+            f"{prober.probes[-1].detail}; write the dump again: python -m parity dumps {subject.choice.arguments()}"
         )
     good, bad = 0, len(seams)  # seams that may be the port's, and one more than may
     while bad - good > 1:
@@ -160,7 +160,7 @@ def _finished(
 
 def _command(subject: Subject, guilty: str | None) -> str:
     if guilty is None:
-        return f"python -m parity run {subject.model} --case {subject.dump.case}"
+        return f"python -m parity run {subject.choice.arguments()} --case {subject.dump.case}"
     if guilty in subject.graphs:
-        return f"python -m parity explain {guilty} --case {subject.dump.case}"
+        return f"python -m parity explain {guilty} --case {subject.dump.case}{subject.choice.flags()}"
     return subject.rerun(guilty)

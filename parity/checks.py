@@ -22,7 +22,7 @@ from harness.limits import Limits
 from harness.records import Record, Where
 from parity.divergence import explained
 from parity.server import forced_or_greedy
-from parity.workspace import tensor_name
+from parity.workspace import Choice, tensor_name
 from references.lines import LINES
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Runner
@@ -93,6 +93,7 @@ class Subject:
     """One case of one model, port beside reference."""
 
     model: str
+    choice: Choice  # whose checkpoint is judged
     dump: Dump
     case: Any
     graphs: Mapping[str, Graph]
@@ -115,6 +116,7 @@ class Subject:
 
         return cls(
             workspace.model,
+            workspace.choice,
             workspace.dump(case),
             workspace.cases.get(case),
             workspace.graphs,
@@ -127,7 +129,7 @@ class Subject:
 
     def rerun(self, name: str) -> str:
         """The command that judges an id again."""
-        return f"pytest -k '{name} and {self.dump.case}'"
+        return f"pytest -k '{name} and {self.dump.case}'{self.choice.pytest_options()}"
 
     def where(self, name: str, tensor: str, mode: str) -> Where:
         """Where a comparison stands."""

@@ -15,24 +15,23 @@ from parity.report.provenance import LICENCES, machine, provenance
 from parity.report.rows import BADNESS, rows_of
 from parity.report.tokens import strips
 from parity.verdict import exit_code, missing_verdicts
-from parity.workspace import Workspace, case_names
+from parity.workspace import Workspace, case_names, run_command
 
 WORDS = ("equal", "different", "could not be judged")  # by exit code
 # What other commands leave beside the report about the first red: file name -> the command that writes it.
 NOTES = (
-    ("bisect", "python -m parity bisect {model} --case {case}"),
-    ("explain", "python -m parity explain {id}"),
-    ("drill", "python -m parity drill {id}"),
+    ("bisect", "python -m parity bisect {model} --case {case}{flags}"),
+    ("explain", "python -m parity explain {id} --case {case}{flags}"),
 )
 
 
 def collect(records: Path, workspaces: Sequence[Workspace], *, notes: Path) -> Content:
     """Everything that the report says about the records in a folder. Raises UnjudgedError when it holds none."""
-    order = pipeline_order(workspaces)
+    order, command = pipeline_order(workspaces), run_command([workspace.choice for workspace in workspaces])
     found = _chosen(read_records(records), workspaces, order)
     if not found.records and not found.unreadable:
         models = " ".join(workspace.model for workspace in workspaces)
-        raise UnjudgedError(f"{records} holds no record of {models}; judge first: python -m parity run {models}")
+        raise UnjudgedError(f"{records} holds no record of {models}; judge first: {command}")
     missing = missing_verdicts(found.records, workspaces)
     code = exit_code(0, found, missing)
     rows = rows_of(found.records, order)
@@ -42,10 +41,11 @@ def collect(records: Path, workspaces: Sequence[Workspace], *, notes: Path) -> C
         "verdict": WORDS[code],
         "code": code,
         "ended": _ended(records),
+        "command": command,
         "models": [workspace.model for workspace in workspaces],
         "counts": _counts(found.records, graphs),
         "origins": [row["id"] for row in rows if row["word"] == "origin"],
-        "first_red": red and _first_red(red, graphs, notes, records),
+        "first_red": red and _first_red(red, workspaces, notes, records),
         "missing": missing,
         "unreadable": list(found.unreadable),
         "unknown": sorted({record.where.id for record in found.records} - set(order)),
@@ -88,10 +88,11 @@ def _counts(records: Sequence[Record], graphs: Sequence[str]) -> Content:
     return counts | {"graphs": len(graphs), "graphs_seen": len(seen & set(graphs)), "cases": cases}
 
 
-def _first_red(red: Record, graphs: Sequence[str], notes: Path, records: Path) -> Content:
+def _first_red(red: Record, workspaces: Sequence[Workspace], notes: Path, records: Path) -> Content:
     where = red.where
-    names = NOTES if where.id in graphs else NOTES[:1]
-    words = {"model": where.id.partition("/")[0], "case": where.case, "id": where.id}
+    workspace = next(workspace for workspace in workspaces if workspace.model == where.id.partition("/")[0])
+    names = NOTES if where.id in workspace.graphs else NOTES[:1]
+    words = {"model": workspace.model, "case": where.case, "id": where.id, "flags": workspace.choice.flags()}
     return {
         "id": where.id,
         "setting": where.setting,

@@ -10,7 +10,7 @@ def headline(content: Content) -> str:
         first = f"first red: {content['first_red']['id']} {content['first_red']['setting']}"
         return f"{first}; other origins: {', '.join(origins[:5])}" if origins else first
     if content["missing"] or content["unreadable"]:
-        return f"nothing is red, but {len(content['missing']):,} claims have no verdict: run python -m parity run"
+        return f"nothing is red, but {len(content['missing']):,} claims have no verdict: run {content['command']}"
     return "every claim was judged, every limit kept"
 
 

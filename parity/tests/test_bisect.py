@@ -19,7 +19,7 @@ from parity.plugin import Session
 from parity.probing import Prober, judged
 from parity.seams import seams_of
 from parity.witness import Witness
-from parity.workspace import Workspace
+from parity.workspace import Choice, Workspace
 from references.dumping import open_reference
 from runtime.errors import InputError
 from runtime.graphs import Arrays
@@ -324,6 +324,16 @@ def test_a_stage_is_judged_again_by_pytest(session: Session, port: Port) -> None
     plant(port, "second best id chosen")
     told = list(bisect.lines(bisected(session.workspaces[MODEL], port)))
     assert told[-1] == f"next: pytest -k '{MODEL}/sampling.ids and {CASE}'"
+
+
+def test_the_next_command_chooses_the_same_checkpoint(port: Port) -> None:
+    subject = Subject.of(Workspace(Choice(MODEL, "tiny", cases=(CASE,))), CASE, port)
+    layer, stage = f"{MODEL}/vision.layer.13", f"{MODEL}/sampling.ids"
+    assert [bisect._command(subject, guilty) for guilty in (None, layer, stage)] == [
+        f"python -m parity run {MODEL} --profile tiny --case {CASE}",
+        f"python -m parity explain {layer} --case {CASE} --profile tiny",
+        f"pytest -k '{stage} and {CASE}' --model {MODEL} --profile tiny --case {CASE}",
+    ]
 
 
 def test_seams_stand_in_pipeline_order(session: Session, port: Port) -> None:

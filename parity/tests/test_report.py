@@ -278,6 +278,17 @@ def test_notes_of_other_commands_stand_in_the_card(workspace: Workspace, red: li
     assert "probe 1: <boundary 15>" in files.markdown.read_text(encoding="utf-8")
 
 
+def test_commands_choose_the_checkpoint_of_the_run(workspace: Workspace, red: list[Record], tmp_path: Path) -> None:
+    chosen = Workspace(replace(workspace.choice, profile=workspace.profile))
+    content = content_of(written(chosen, red, tmp_path))
+
+    assert [note["command"] for note in content["first_red"]["notes"]] == [
+        f"python -m parity bisect {MODEL} --case {CASE} --profile tiny",
+        f"python -m parity explain {FAULTY} --case {CASE} --profile tiny",
+    ]
+    assert content["command"] == f"python -m parity run {MODEL} --profile tiny --case {CASE}"
+
+
 def test_texts_of_records_are_no_markup(workspace: Workspace, red: list[Record], tmp_path: Path) -> None:
     evil = [replace(r, detail="<script>alert(1)</script>") if r.verdict == "different" else r for r in red]
 
