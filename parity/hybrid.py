@@ -14,7 +14,8 @@ from torch import Tensor
 
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
-from parity.checks import Recorder, Subject
+from parity.chain import Recorder
+from parity.checks import Subject
 from references.kinds import Tensors
 from runtime.graphs import Arrays
 
