@@ -3,8 +3,7 @@
 `Subject` holds one case of one model: its dump, and the port's pipeline over some runner of graphs.
 """
 
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -19,21 +18,19 @@ from harness.diagnosis import diagnose
 from harness.dumps import Dump
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
-from harness.isolation import CrashedError
 from harness.limits import Limits
 from harness.records import Record, Where
+from parity.chain import Chain
 from parity.divergence import explained
 from parity.server import forced_or_greedy
-from parity.workspace import tensor_name
+from parity.workspace import Choice, tensor_name
 from references import PACKAGES
 from references.lines import LINES
-from runtime.errors import InputError
 from runtime.graphs import Arrays, Runner
 
 LIMITS = Limits.read(Path(__file__).with_name("limits.toml"))
 PRECISION = "fp32"
 SHOWN_HINTS = 2
-SHOWN_FRAMES = 3
 IDS = "decode.ids"
 # What a dump must say it was made with: another release may have other defaults.
 MADE_WITH = {"dtype": "float32"} | {name: version(name) for name in PACKAGES}
@@ -42,30 +39,6 @@ MADE_WITH = {"dtype": "float32"} | {name: version(name) for name in PACKAGES}
 Generate = Callable[[Any, list[NDArray[np.uint8]], list[int] | None], list[Any]]
 # images, roles of the messages -> tokens of the prompt that are neither image nor text
 FrameTokens = Callable[[int, list[str]], int]
-
-
-RED = (UnjudgedError, InputError, CrashedError)  # they say all by their message
-
-
-def attempted(claim: Callable[[], Sequence[Record]], where: Where, rerun: str) -> list[Record]:
-    """The records of a claim; a record that says why, where it cannot be computed.
-
-    A port that is being written fails in any way, so that every exception is told, with its place.
-    """
-    try:
-        return list(claim())
-    except Exception as error:
-        detail = f"{where.id} could not be judged {where.setting}: {told(error)}\n  rerun: {rerun}"
-        return [Record(where, "unjudged", detail=detail, rerun=rerun)]
-
-
-def told(error: Exception) -> str:
-    """The message of an error that says all by it; any other one with its type and its place."""
-    if isinstance(error, RED):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)[-SHOWN_FRAMES:]
-    places = "".join(f"\n    at {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
-    return f"{type(error).__name__}: {error}{places}"
 
 
 def hinted(record: Record, actual: Any, expected: Any, spans: Mapping[str, slice]) -> Record:
@@ -81,36 +54,12 @@ def hinted(record: Record, actual: Any, expected: Any, spans: Mapping[str, slice
     return replace(record, detail="\n".join([text, *(f"  hint: {h.kind}: {h.evidence}" for h in hints), rerun]))
 
 
-class Reached(Exception):  # noqa: N818 - no error: the chain has come as far as anyone asks
-    """The last graph that is asked for has run."""
-
-
-class Recorder:
-    """A runner that keeps the first outputs of every graph, and the first failure; it stops behind graph `last`."""
-
-    def __init__(self, runner: Runner, last: str | None) -> None:
-        self.runner, self.last = runner, last
-        self.outputs: dict[str, Arrays] = {}
-        self.failure: tuple[str, Exception] | None = None
-
-    def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
-        """Run and keep."""
-        try:
-            outputs = self.runner.run(graph_id, inputs)
-        except Exception as error:
-            self.failure = self.failure or (graph_id, error)
-            raise
-        self.outputs.setdefault(graph_id, outputs)
-        if graph_id == self.last:
-            raise Reached
-        return outputs
-
-
 @dataclass
 class Subject:
     """One case of one model, port beside reference."""
 
     model: str
+    choice: Choice  # whose checkpoint is judged
     dump: Dump
     case: Any
     graphs: Mapping[str, Graph]
@@ -133,6 +82,7 @@ class Subject:
 
         return cls(
             workspace.model,
+            workspace.choice,
             workspace.dump(case),
             workspace.cases.get(case),
             workspace.graphs,
@@ -145,7 +95,7 @@ class Subject:
 
     def rerun(self, name: str) -> str:
         """The command that judges an id again."""
-        return f"pytest -k '{name} and {self.dump.case}'"
+        return f"pytest -k '{name} and {self.dump.case}'{self.choice.pytest_options()}"
 
     def where(self, name: str, tensor: str, mode: str) -> Where:
         """Where a comparison stands."""
@@ -164,7 +114,7 @@ class Subject:
         return [self._compare(graph, port.name, outputs[port.name], "chained") for port in graph.structure.outputs]
 
     @cached_property
-    def chain(self) -> "Chain":
+    def chain(self) -> Chain:
         """One run of the port's pipeline, advanced as far as is asked for."""
         return Chain(self)
 
@@ -238,61 +188,6 @@ class Subject:
             rerun=self.rerun(graph.id),
         )
         return hinted(record, actual, self.dump.tensors[name], self.spans)
-
-
-class Chain:
-    """The port's pipeline over one case, run tower by tower; every graph's outputs are kept."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        self.recorder = Recorder(subject.pipeline.runner, subject.last)
-        self._rows: NDArray[np.float32] | None = None
-        self._done: set[str] = set()
-
-    def outputs(self, graph: Graph) -> Arrays:
-        """Outputs of a graph; the towers before it are run first. Raises what stopped the run before it."""
-        for tower in TOWERS:
-            self._run(tower)
-            if graph.id in self.recorder.outputs:
-                return self.recorder.outputs[graph.id]
-        if self.recorder.failure is None:
-            raise UnjudgedError(
-                f"{graph.id} was not run by the pipeline; is it missing in runtime/{self.subject.model}.py?"
-            )
-        culprit, error = self.recorder.failure
-        if culprit == graph.id:
-            raise error
-        raise UnjudgedError(f"{graph.id} was not reached: {culprit} failed ({told(error)})")
-
-    def _run(self, tower: str) -> None:
-        if tower in self._done or self.recorder.failure is not None:
-            return
-        pipeline, inner = self.subject.pipeline, self.subject.pipeline.runner
-        pipeline.runner = self.recorder
-        try:
-            getattr(self, f"_{tower}")()
-        except Reached:
-            pass
-        except Exception as error:  # of the pipeline, where no graph has failed
-            last = next(reversed(self.recorder.outputs), "its start")
-            self.recorder.failure = self.recorder.failure or (f"the pipeline behind {last}", error)
-        finally:
-            pipeline.runner = inner
-        self._done.add(tower)
-
-    def _vision(self) -> None:
-        if self.subject.grids:
-            self._rows = self.subject.pipeline.encode_images(self.subject.pixels)
-
-    def _prefill(self) -> None:
-        pipeline = self.subject.pipeline
-        pipeline.prefill(pipeline.fuse(self.subject.prompt.ids, self._rows))
-
-    def _decode(self) -> None:
-        self.subject.pipeline.step(self.subject.dump.values["ids"][0])
-
-
-TOWERS = ("vision", "prefill", "decode")
 
 
 def inputs_of(graph: Graph, dump: Dump) -> dict[str, NDArray[np.float32]]:

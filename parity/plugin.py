@@ -14,9 +14,10 @@ from harness.errors import UnjudgedError
 from harness.records import Record, RecordWriter, Where, clear_records, read_records
 from harness.summary import summary
 from parity import checks
+from parity.attempts import attempted
 from parity.checks import PRECISION, Subject
 from parity.runners import Port
-from parity.workspace import Choice, Workspace, case_names, home, shape_cases
+from parity.workspace import Choice, Workspace, case_names, home, run_command, shape_cases
 from references import MODELS
 
 
@@ -66,6 +67,11 @@ class Session:
             self._subject = (model, case), made
         return self._subject[1]
 
+    def options(self, name: str) -> str:
+        """What pytest needs beside an id to judge the same checkpoint."""
+        workspace = self.workspaces.get(name.partition("/")[0])
+        return workspace.choice.pytest_options() if workspace else ""
+
     def close(self) -> None:
         """End all child processes."""
         for port in self.ports.values():
@@ -79,16 +85,17 @@ CLAIMS = ("test_graphs.py", "test_stages.py")  # what a run judges of the chosen
 class Judge:
     """Writes the records of a test's claims, and fails the test with the texts of those that are red."""
 
-    def __init__(self, records: RecordWriter, node_id: str) -> None:
-        self._records, self._rerun = records, f"pytest '{node_id}'"
+    def __init__(self, session: Session, node_id: str) -> None:
+        self._session, self._node_id = session, node_id
 
     def __call__(self, name: str, case: str, claims: Mapping[str, Callable[[], Sequence[Record]]]) -> None:
         """Judge claims by mode; a claim that cannot be computed is red too."""
+        rerun = f"pytest '{self._node_id}'{self._session.options(name)}"
         red = []
         for mode, claim in claims.items():
-            records = checks.attempted(claim, Where(name, "-", case, mode, PRECISION), self._rerun)
+            records = attempted(claim, Where(name, "-", case, mode, PRECISION), rerun)
             for record in records:
-                self._records.write(record)
+                self._session.records.write(record)
             red += [record.detail for record in records if record.verdict != "equal"]
         if red:
             pytest.fail("\n\n".join(red), pytrace=False)
@@ -176,13 +183,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     session = config.stash[SESSION]
     everything = pipeline_order(session.workspaces.values())
     order = [name for name in everything if name in seen]
+    chosen = [workspace.choice for workspace in session.workspaces.values()]
+    whole = run_command(chosen)
     terminalreporter.section("parity")
     for line in summary(
         found.records,
         order,
-        rerun=lambda name: f"pytest -k '{name}'",
-        rerun_all="python -m parity run",
-        when_green="git commit" if order == everything else "make parity",
+        rerun=lambda name: f"pytest -k '{name}'{session.options(name)}",
+        rerun_all=whole,
+        when_green="git commit" if order == everything else whole if chosen[0].flags() else "make parity",
         graphs=[name for name in order if any(name in workspace.graphs for workspace in session.workspaces.values())],
         unreadable=found.unreadable,
         notes=list(_margins(session, found.records)),
@@ -244,7 +253,7 @@ def _stage_cases(session: Session) -> Iterator[tuple[Workspace, str, str]]:
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Judge:
     """Judges claims and keeps their records."""
-    return Judge(request.config.stash[SESSION].records, request.node.nodeid)
+    return Judge(request.config.stash[SESSION], request.node.nodeid)
 
 
 @pytest.fixture

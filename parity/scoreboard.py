@@ -22,6 +22,7 @@ from harness.ids import suggest
 from harness.records import Record, read_records
 from harness.store import atomic_write_text
 from parity import checks
+from parity.attempts import attempted
 from parity.bisect import bisect
 from parity.checks import IDS, STAGES, Subject
 from parity.explain import Explanation, explain
@@ -58,14 +59,14 @@ def records(subject: Subject) -> Iterator[Record]:
         if checks.needs(graph, pictures):
             for mode, claim in claims.items():
                 where = subject.where(graph.id, "-", mode)
-                yield from checks.attempted(partial(claim, graph), where, subject.rerun(graph.id))
+                yield from attempted(partial(claim, graph), where, subject.rerun(graph.id))
     for name in after:
         yield from _stage(subject, name)
 
 
 def _stage(subject: Subject, name: str) -> list[Record]:
     where = subject.where(f"{subject.model}/{name}", "-", STAGES[name][0])
-    return checks.attempted(lambda: subject.stage(name), where, subject.rerun(where.id))
+    return attempted(lambda: subject.stage(name), where, subject.rerun(where.id))
 
 
 def reds(subject: Subject) -> Iterator[Record]:

@@ -16,7 +16,7 @@ from typing import Any
 from gguf import GGUFReader
 
 from references.youtu_vl import tokenizer as tiny
-from runtime.tokenizer import SYMBOLS
+from runtime.bpe import SYMBOLS
 
 Ranks = dict[bytes, int]
 Pair = tuple[bytes, bytes]

@@ -3,7 +3,8 @@
 import importlib
 import json
 import os
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -35,11 +36,23 @@ class Choice:
     build: bool = True
     only: tuple[str, ...] = ("*",)  # of a synthetic checkpoint: globs on the tensors that it holds
 
-    def arguments(self) -> str:
-        """The same choice for a command line."""
+    def flags(self) -> str:
+        """What chooses the checkpoint on a command line, behind a space; "" for the model's default."""
         if self.checkpoint:
-            return f"{self.model} --checkpoint {self.checkpoint}"
-        return f"{self.model} --profile {self.profile}" if self.profile else self.model
+            return f" --checkpoint {shlex.quote(str(self.checkpoint))}"
+        return f" --profile {self.profile}" if self.profile else ""
+
+    def arguments(self) -> str:
+        """Model and checkpoint for a command line."""
+        return f"{self.model}{self.flags()}"
+
+    def options(self) -> str:
+        """What chooses checkpoint and cases, behind a space."""
+        return self.flags() + "".join(f" --case {name}" for name in self.cases)
+
+    def pytest_options(self) -> str:
+        """The same choice for pytest, behind a space; "" for the default, where `-k` alone finds every id."""
+        return f" --model {self.model}{self.options()}" if self.flags() else ""
 
 
 class Workspace:
@@ -176,6 +189,12 @@ class Workspace:
         case = self.cases[name].identity() if name in self.cases else name
         versions = {name: version(name) for name in PACKAGES}
         return key(checkpoint=self.fingerprint, case=case, made_with=MADE_WITH, versions=versions)
+
+
+def run_command(choices: Sequence[Choice]) -> str:
+    """The command that judges everything of some choices, which share profile or checkpoint, and cases."""
+    models = " ".join(choice.model for choice in choices)
+    return f"python -m parity run {models}{choices[0].options()}"
 
 
 def shape_cases() -> list[str]:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from exporters import param, pnnx
 from exporters.export import Exporter
 from harness.graphs import Structure
-from parity.faults.port import Fault, Port
+from parity.faults.port import Fault, Port, replaced
 
 
 def _edited(graph_id: str, change: Callable[[str], str]) -> Callable[[Port], None]:
@@ -26,10 +26,6 @@ def _line(start: str, change: Callable[[str], str]) -> Callable[[str], str]:
         return "".join([*lines[:place], change(lines[place]), *lines[place + 1 :]])
 
     return changed
-
-
-def _replaced(old: str, new: str) -> Callable[[str], str]:
-    return lambda text: text.replace(old, new)
 
 
 def _outputs_exchanged(text: str) -> str:
@@ -109,7 +105,7 @@ FAULTS = (
     Fault(
         "erf GELU for tanh",
         "vision.layer.05",
-        _edited("youtu_vl/vision.layer.05", _line("GELU", _replaced("0=1", "0=0"))),
+        _edited("youtu_vl/vision.layer.05", _line("GELU", replaced("0=1", "0=0"))),
         changes_ids=False,
         domain="graph file",
         hints=("small everywhere", "activation"),
@@ -125,7 +121,7 @@ FAULTS = (
     Fault(
         "norm epsilon of a vision layer",
         "vision.layer.03",
-        _edited("youtu_vl/vision.layer.03", _replaced("1=1.000000e-6", "1=1.000000e-2")),
+        _edited("youtu_vl/vision.layer.03", replaced("1=1.000000e-6", "1=1.000000e-2")),
         changes_ids=False,
         domain="graph file",
         hints=("norm epsilon", "small everywhere"),
@@ -133,7 +129,7 @@ FAULTS = (
     Fault(
         "layer type that ncnn does not know",
         "llm.layer.09.dattn",
-        _edited("youtu_vl/llm.layer.09.dattn", _line("Swish", _replaced("Swish       ", "pnnx.masked_fill"))),
+        _edited("youtu_vl/llm.layer.09.dattn", _line("Swish", replaced("Swish       ", "pnnx.masked_fill"))),
         domain="graph file",
     ),
     Fault(
@@ -154,7 +150,7 @@ FAULTS = (
     Fault(
         "length baked in",
         "vision.layer.20",
-        _edited("youtu_vl/vision.layer.20", _line("Reshape", _replaced("2=-1", "2=484"))),
+        _edited("youtu_vl/vision.layer.20", _line("Reshape", replaced("2=-1", "2=484"))),
         changes_ids=False,
         domain="graph file",
     ),

@@ -169,6 +169,11 @@ def replace(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def replaced(old: str, new: str) -> Callable[[str], str]:
+    """The change of a text: one part of it by another."""
+    return lambda text: text.replace(old, new)
+
+
 def after(method: str, change: Callable[..., Any]) -> Callable[[Port], None]:
     """Replace a method of the pipeline by `change` of its result (and, behind it, its arguments)."""
 

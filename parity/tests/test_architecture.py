@@ -31,6 +31,13 @@ RUNTIME_NEEDS = {"PIL", "jinja2", "ncnn", "numpy"}
 WITHOUT_TORCH = ("config.py", "graphs.py", "weights.py", "cases.py", "__init__.py")
 # Libraries that would split text instead of our own tables, and Unicode data that changes with Python.
 SPLITTERS = {"re", "regex", "tokenizers", "unicodedata"}
+LONGEST = 320  # lines of a file that is read as one
+# Longer files, with the reason; a row that is no longer needed fails.
+LONGER = {
+    "parity/drill.py": "to be split",
+    "parity/explain.py": "to be split",
+    "parity/faults.py": "a table: one row per fault",
+}
 
 
 def sources(folder: Path) -> list[Path]:
@@ -136,6 +143,30 @@ def test_text_is_split_by_our_own_tables() -> None:
     calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     (call,) = [call for call in calls if call.startswith("unicodedata.")]
     assert call.startswith("unicodedata.normalize('NFC', ")
+
+
+# ---- size
+
+
+def long_files(folder: Path) -> set[str]:
+    """Paths of the files, tests aside, that are longer than LONGEST."""
+    return {
+        path.relative_to(folder).as_posix()
+        for path in sources(folder)
+        if not path.name.startswith("test_") and len(path.read_text(encoding="utf-8").splitlines()) > LONGEST
+    }
+
+
+def test_files_are_short() -> None:
+    assert long_files(ROOT) == set(LONGER)
+
+
+def test_a_long_file_is_seen(tmp_path: Path) -> None:
+    for name, lines in (("short.py", LONGEST), ("long.py", LONGEST + 1), ("test_long.py", LONGEST + 1)):
+        (tmp_path / "runtime" / "room").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runtime" / "room" / name).write_text("x = 1\n" * lines, encoding="utf-8")
+
+    assert long_files(tmp_path) == {"runtime/room/long.py"}
 
 
 # ---- models

@@ -13,10 +13,13 @@ import pytest
 from harness.errors import UnjudgedError
 from parity import bisect
 from parity.bisect import Bisection
-from parity.checks import Subject
+from parity.checks import Subject, inputs_of
 from parity.faults import FAULTS, Floats, Port
 from parity.plugin import Session
-from parity.workspace import Workspace
+from parity.probing import Prober, judged
+from parity.seams import seams_of
+from parity.witness import Witness
+from parity.workspace import Choice, Workspace
 from references.dumping import open_reference
 from runtime.errors import InputError
 from runtime.graphs import Arrays
@@ -53,7 +56,7 @@ def bisected(workspace: Workspace, port: Port, case: str = CASE) -> Bisection:
 
 @pytest.fixture
 def port(session: Session, tmp_path: Path) -> Port:
-    return Port(session.workspaces[MODEL].exporter, tmp_path / "model")
+    return Port(session.workspaces[MODEL], tmp_path / "model")
 
 
 def change_outputs(port: Port, changes: Mapping[str, Change]) -> None:
@@ -115,7 +118,7 @@ def test_fault_is_found_in_a_model_without_pictures(
     change: Callable[[Port], None], expected: str, session: Session, tmp_path: Path
 ) -> None:
     workspace = session.workspaces["smollm2"]
-    faulty = Port(workspace.exporter, tmp_path / "model")
+    faulty = Port(workspace, tmp_path / "model")
     change(faulty)
     found = bisected(workspace, faulty, "capital")
     assert found.guilty == f"smollm2/{expected}"
@@ -138,7 +141,7 @@ def test_a_healed_error_does_not_hide_a_later_one(session: Session, port: Port) 
     assert bisected(workspace, port).guilty == f"{MODEL}/llm.layer.12.prefill"
 
     subject = Subject.of(workspace, CASE, port)
-    prober = bisect._Prober(subject, open_reference(MODEL, workspace.checkpoint), list(bisect.seams_of(subject)))
+    prober = Prober(subject, open_reference(MODEL, workspace.checkpoint), list(seams_of(subject)))
     behind = [seam.id for seam in prober.seams].index(layers[0]) + 1
     assert [prober.matches(behind + step) for step in (-1, 0, 1)] == [True, False, True]
 
@@ -176,7 +179,7 @@ def test_wrong_inputs_of_a_right_graph_are_named(session: Session, port: Port) -
 def test_a_graph_that_is_wrong_on_the_ports_inputs_only(session: Session, port: Port) -> None:
     workspace = session.workspaces[MODEL]
     graph = workspace.graphs[f"{MODEL}/llm.layer.08.prefill"]
-    known = bisect.inputs_of(graph, workspace.dump(CASE))["hidden"]
+    known = inputs_of(graph, workspace.dump(CASE))["hidden"]
 
     def wrong(inputs: Mapping[str, Floats], outputs: Arrays) -> Arrays:
         return outputs if np.array_equal(inputs["hidden"], known) else shifted(0.1)(inputs, outputs)
@@ -207,7 +210,7 @@ def test_a_run_that_breaks_between_graphs(session: Session, port: Port) -> None:
     assert "but the port's own run breaks there: KeyError: 'length'" in found.evidence[0]
 
 
-class Witness:
+class FakeWitness:
     """Says of ten seams which are red."""
 
     def __init__(self, *red: int) -> None:
@@ -239,7 +242,7 @@ class Witness:
 def test_the_search_widens_where_isolated_runs_disagree(
     red: tuple[int, ...], guilty: str, confirmed: bool, widened: bool
 ) -> None:
-    witness: Any = Witness(*red)
+    witness: Any = FakeWitness(*red)
     found: Any = bisect._confirmed(witness, 5, told)
     assert (found["guilty"], found["confirmed"], found["widened"]) == (guilty, confirmed, widened)
 
@@ -252,9 +255,9 @@ def test_a_wider_search_over_a_green_port_finds_nothing(session: Session, port: 
     """As if luck had named layer 20."""
     workspace = session.workspaces[MODEL]
     subject = Subject.of(workspace, CASE, port)
-    prober = bisect._Prober(subject, open_reference(MODEL, workspace.checkpoint), list(bisect.seams_of(subject)))
+    prober = Prober(subject, open_reference(MODEL, workspace.checkpoint), list(seams_of(subject)))
     place = [seam.id for seam in prober.seams].index(f"{MODEL}/vision.layer.20")
-    witness = bisect._Witness(subject, prober.reference, prober.seams, prober.port)
+    witness = Witness(subject, prober.reference, prober.seams, prober.port)
     found: Any = bisect._confirmed(witness, place, told)
     assert (found["guilty"], found["confirmed"], found["widened"]) == (f"{MODEL}/vision.layer.20", False, True)
     assert found["evidence"][0].startswith(
@@ -275,7 +278,7 @@ def test_a_green_port_takes_one_probe(session: Session) -> None:
 
 def test_a_green_port_without_pictures(session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces["smollm2"]
-    assert bisected(workspace, Port(workspace.exporter, tmp_path / "model"), "capital").exit_code == 0
+    assert bisected(workspace, Port(workspace, tmp_path / "model"), "capital").exit_code == 0
 
 
 def test_a_dump_that_the_reference_does_not_reach_is_unjudged(session: Session, port: Port) -> None:
@@ -296,12 +299,12 @@ def test_a_near_tie_is_no_mismatch(session: Session, port: Port) -> None:
     subject.dump.values["margins"][0] = 1e-6
     logits = rows.copy()
     logits[0, 5] += np.float32(2e-6)
-    matches, detail = bisect._judged(subject, logits, [5, ids[1]])
+    matches, detail = judged(subject, logits, [5, ids[1]])
     assert matches
     assert detail.endswith(f"but should be {ids[:2]}: a near-tie")
-    assert not bisect._judged(subject, logits, [6, ids[1]])[0]  # not the largest logit
+    assert not judged(subject, logits, [6, ids[1]])[0]  # not the largest logit
     subject.dump.values["margins"][0] = 1e-3
-    assert not bisect._judged(subject, logits, [5, ids[1]])[0]  # more than noise
+    assert not judged(subject, logits, [5, ids[1]])[0]  # more than noise
 
 
 def test_what_a_person_reads(session: Session, port: Port) -> None:
@@ -323,11 +326,21 @@ def test_a_stage_is_judged_again_by_pytest(session: Session, port: Port) -> None
     assert told[-1] == f"next: pytest -k '{MODEL}/sampling.ids and {CASE}'"
 
 
+def test_the_next_command_chooses_the_same_checkpoint(port: Port) -> None:
+    subject = Subject.of(Workspace(Choice(MODEL, "tiny", cases=(CASE,))), CASE, port)
+    layer, stage = f"{MODEL}/vision.layer.13", f"{MODEL}/sampling.ids"
+    assert [bisect._command(subject, guilty) for guilty in (None, layer, stage)] == [
+        f"python -m parity run {MODEL} --profile tiny --case {CASE}",
+        f"python -m parity explain {layer} --case {CASE} --profile tiny",
+        f"pytest -k '{stage} and {CASE}' --model {MODEL} --profile tiny --case {CASE}",
+    ]
+
+
 def test_seams_stand_in_pipeline_order(session: Session, port: Port) -> None:
     subject = Subject.of(session.workspaces[MODEL], CASE, port)
-    names = [seam.id for seam in bisect.seams_of(subject)]
+    names = [seam.id for seam in seams_of(subject)]
     place = partial(list.index, names)
     assert names[0] == f"{MODEL}/image.pixel_values"
     assert place(f"{MODEL}/fusion.embeds") + 1 == place(f"{MODEL}/vision.embed")
     assert names[-2:] == [f"{MODEL}/head.logits", f"{MODEL}/sampling.ids"]
-    assert len([seam for seam in bisect.seams_of(subject) if seam.graph]) == 149
+    assert len([seam for seam in seams_of(subject) if seam.graph]) == 149

@@ -102,7 +102,7 @@ def test_half_precision_is_named_beside_the_clean_run(session: Session) -> None:
 
 def test_faulty_weight_is_named_beside_the_clean_bin(session: Session, tmp_path: Path) -> None:
     graph, module, inputs, folder = subject(session, PREFILL)
-    port = Port(session.workspaces["youtu_vl"].exporter, tmp_path / "model")
+    port = Port(session.workspaces["youtu_vl"], tmp_path / "model")
 
     def change(weights: dict[str, Any]) -> None:
         weights["self_attn.kv_a_layernorm.weight"][3] *= np.float32(1.01)

@@ -156,7 +156,7 @@ FILES = (
 @pytest.mark.parametrize("fault", FILES, ids=[fault.name.replace(" ", "_") for fault in FILES])
 def test_fault_of_the_files_is_explained_and_drilled(fault: Planted, session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces[MODEL]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     fault.plant(port)
     found = explain(workspace, fault.graph, CASE, folder=port.folder)
     assert found.domain == fault.domain, text_of(found)
@@ -172,7 +172,7 @@ def test_fault_of_the_files_is_explained_and_drilled(fault: Planted, session: Se
 
 def test_layer_that_the_converter_did_not_write(session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces[MODEL]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     line = next(line for line in (port.folder / f"{VISION}.param").read_text().splitlines() if line.startswith("GELU"))
     between = "BinaryOp between 1 1 58 58x 0=2 1=1 2=1.01\n"
     port.edit_param(VISION, "\n52 63\n", "\n53 64\n")
@@ -196,7 +196,7 @@ def test_file_that_does_not_load(
     change: Callable[[Path], None], domain: str, told: str, session: Session, tmp_path: Path
 ) -> None:
     workspace = session.workspaces[MODEL]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     change(port.folder)
     found = explain(workspace, VISION, CASE, folder=port.folder)
     assert found.domain == domain, text_of(found)
@@ -319,7 +319,7 @@ def test_fault_of_the_converter_in_what_it_writes_for_ncnn(
 ) -> None:
     """The files are what the converter writes, and still another graph: both sets of kernels agree on it."""
     workspace = session.workspaces[MODEL]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     port.edit_param(VISION, "2=0.288675129", "2=0.5")
     convert = pnnx.convert
 
@@ -400,7 +400,7 @@ def test_fault_of_ncnn_itself(session: Session, monkeypatch: pytest.MonkeyPatch)
 )
 def test_graph_that_cannot_run_is_told(old: str, new: str, told: str, session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces[MODEL]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     port.edit_param(VISION, old, new)
     found = explain(workspace, VISION, CASE, folder=port.folder)
     assert found.domain == "graph file", text_of(found)
@@ -451,7 +451,7 @@ def test_fault_around_the_graph(
     name: str, graph: str, domain: str, told: str, session: Session, tmp_path: Path
 ) -> None:
     workspace = session.workspaces[MODEL]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     known(name)(port)
     found = explain(workspace, graph, CASE, folder=port.folder, pipeline=port.pipeline)
     assert found.domain == domain, text_of(found)
@@ -461,7 +461,7 @@ def test_fault_around_the_graph(
 
 def test_fault_of_a_file_before_the_graph_is_upstream(session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces[MODEL]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     known("o_proj transposed")(port)
     found = explain(workspace, "youtu_vl/llm.layer.21.prefill", CASE, folder=port.folder)
     assert found.domain == "upstream", text_of(found)

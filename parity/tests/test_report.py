@@ -20,7 +20,12 @@ from harness.origin import MEANINGS
 from harness.records import Record, RecordWriter, Where
 from parity import report
 from parity.checks import LIMITS
-from parity.report import Written, difference_image, junit_properties, unpatchify
+from parity.report import Written, junit_properties, pictures, provenance
+from parity.report.charts import CHAINED, ISOLATED, RED
+from parity.report.content import collect
+from parity.report.page import margin_class
+from parity.report.pictures import difference_image, unpatchify
+from parity.report.words import shown
 from parity.verdict import claims
 from parity.workspace import Choice, Workspace
 from runtime.errors import InputError
@@ -156,7 +161,7 @@ def test_every_metric_stands_beside_its_limit(red_files: Written, red: list[Reco
     assert line["metrics"]["rel_l2_max"] == said
     assert {key for key, cell in line["metrics"].items() if not cell["kept"]} == set(record.failed)
     assert all(line["metrics"][limit.key]["limit"] for limit in record.limits)
-    cell = f'<td class="n broken">{report.shown("rel_l2_max", record.metrics.rel_l2)}</td>'
+    cell = f'<td class="n broken">{shown("rel_l2_max", record.metrics.rel_l2)}</td>'
     assert cell in red_files.page.read_text(encoding="utf-8")
 
 
@@ -169,7 +174,7 @@ def test_the_worst_case_of_a_graph_is_the_one_shown(workspace: Workspace, green:
     writer = RecordWriter(tmp_path, "main")
     for record in map(worse, green):
         writer.write(record)
-    rows = report.collect(tmp_path, [workspace], notes=tmp_path)["rows"]
+    rows = collect(tmp_path, [workspace], notes=tmp_path)["rows"]
     row = next(row for row in rows if row["id"] == FAULTY)
     assert row["isolated"] == 9e-5
     assert row["multiple"] == pytest.approx(300)
@@ -188,7 +193,7 @@ def test_the_token_strip_marks_the_first_difference(workspace: Workspace, red_fi
 
 
 def test_margins_have_colours() -> None:
-    assert [report.margin_class(margin) for margin in (0, 0.001, 0.05, 0.1, 0.5, 3)] == [
+    assert [margin_class(margin) for margin in (0, 0.001, 0.05, 0.1, 0.5, 3)] == [
         "m0",
         "m1",
         "m2",
@@ -273,6 +278,17 @@ def test_notes_of_other_commands_stand_in_the_card(workspace: Workspace, red: li
     assert "probe 1: <boundary 15>" in files.markdown.read_text(encoding="utf-8")
 
 
+def test_commands_choose_the_checkpoint_of_the_run(workspace: Workspace, red: list[Record], tmp_path: Path) -> None:
+    chosen = Workspace(replace(workspace.choice, profile=workspace.profile))
+    content = content_of(written(chosen, red, tmp_path))
+
+    assert [note["command"] for note in content["first_red"]["notes"]] == [
+        f"python -m parity bisect {MODEL} --case {CASE} --profile tiny",
+        f"python -m parity explain {FAULTY} --case {CASE} --profile tiny",
+    ]
+    assert content["command"] == f"python -m parity run {MODEL} --profile tiny --case {CASE}"
+
+
 def test_texts_of_records_are_no_markup(workspace: Workspace, red: list[Record], tmp_path: Path) -> None:
     evil = [replace(r, detail="<script>alert(1)</script>") if r.verdict == "different" else r for r in red]
 
@@ -324,8 +340,8 @@ def test_the_preprocessors_differences_are_counted(
 ) -> None:
     (right,) = content_of(red_files)["pictures"]
     assert (right["differing"], right["total"], right["max_abs"]) == (0, 371_712, 0.0)
-    real: Callable[[Workspace], Any] = report._pipeline
-    monkeypatch.setattr(report, "_pipeline", lambda workspace: OneValueOff(real(workspace)))
+    real: Callable[[Workspace], Any] = pictures.pipeline
+    monkeypatch.setattr(pictures, "pipeline", lambda workspace: OneValueOff(real(workspace)))
     files = written(workspace, red, tmp_path)
 
     (wrong,) = content_of(files)["pictures"]
@@ -343,7 +359,8 @@ def test_what_cannot_be_had_is_told_in_its_place(
         raise InputError("tokenizer.json is missing; export again")
 
     monkeypatch.setattr(Workspace, "dump", no_dump)
-    monkeypatch.setattr(report, "_pipeline", no_port)
+    for module in (pictures, provenance):
+        monkeypatch.setattr(module, "pipeline", no_port)
     page = written(workspace, green, tmp_path).page.read_text(encoding="utf-8")
 
     assert page.count("square.json is missing; write it: python -m parity dumps youtu_vl") == 2
@@ -369,15 +386,15 @@ def test_provenance_says_what_was_judged_and_with_what(workspace: Workspace, red
 
 
 def test_times_and_memory_are_read_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "home", lambda: tmp_path)
+    monkeypatch.setattr(provenance, "home", lambda: tmp_path)
     path = tmp_path / "bench-youtu_vl.json"
-    assert report._bench(MODEL) == [["not measured", "python -m parity bench youtu_vl"]]
+    assert provenance._bench(MODEL) == [["not measured", "python -m parity bench youtu_vl"]]
     figure = {"name": "peak memory, streaming", "unit": "MB", "values": [600.0, 700.0, 800.0], "goal": "<= 2500"}
     about = {"machine": "Linux", "cores": 2, "memory_gib": 23.5, "threads": "one each"}
     path.write_text(json.dumps(about | {"figures": [figure]}), encoding="utf-8")
-    assert report._bench(MODEL)[-1] == ["peak memory, streaming", "700 MB (600 to 800); goal <= 2500"]
+    assert provenance._bench(MODEL)[-1] == ["peak memory, streaming", "700 MB (600 to 800); goal <= 2500"]
     path.write_text("{", encoding="utf-8")
-    assert re.match(r"bench-youtu_vl\.json: .*; measure again: python -m parity bench", report._bench(MODEL)[0][1])
+    assert re.match(r"bench-youtu_vl\.json: .*; measure again: python -m parity bench", provenance._bench(MODEL)[0][1])
 
 
 def test_junit_properties_name_the_worst_and_the_first_red(red: list[Record]) -> None:
@@ -449,7 +466,7 @@ def test_a_browser_shows_card_charts_and_table(red_files: Written, tmp_path: Pat
     pixels = screenshot(red_files.page, tmp_path)
     assert pixels.shape == (SIZE[1], SIZE[0], 3)
 
-    blue, orange, red = (where(pixels, colour) for colour in (report.ISOLATED, report.CHAINED, report.RED))
+    blue, orange, red = (where(pixels, colour) for colour in (ISOLATED, CHAINED, RED))
     assert min(map(len, (blue, orange, red))) > 1000
     for points in (blue, orange):  # as wide as the page and four charts high
         assert np.ptp(points[:, 1]) > 800
@@ -466,7 +483,7 @@ def test_a_blank_page_is_seen(tmp_path: Path) -> None:
     (tmp_path / "blank.html").write_text("<!doctype html>", encoding="utf-8")
     pixels = screenshot(tmp_path / "blank.html", tmp_path)
 
-    assert len(where(pixels, report.ISOLATED)) == lines_of_text(dark(pixels)) == 0
+    assert len(where(pixels, ISOLATED)) == lines_of_text(dark(pixels)) == 0
 
 
 @pytest.mark.browser
@@ -491,8 +508,8 @@ def test_the_filter_leaves_what_it_names(red_files: Written, tmp_path: Path) -> 
     dom = browse(typed, tmp_path, "--dump-dom")
 
     assert re.search(r'id="count">1 of 169<', dom)
-    shown = re.findall(r'<tbody id="([^"]+)"(?:(?! hidden)[^>])*>', dom)
-    assert shown == [FAULTY]
+    visible = re.findall(r'<tbody id="([^"]+)"(?:(?! hidden)[^>])*>', dom)
+    assert visible == [FAULTY]
 
 
 def test_without_a_browser_the_test_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
