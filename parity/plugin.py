@@ -12,10 +12,12 @@ import pytest
 
 from harness.errors import UnjudgedError
 from harness.records import Record, RecordWriter, Where, clear_records, read_records
+from harness.selfcompare import self_compared
 from harness.summary import summary
 from parity import checks
 from parity.checks import PRECISION, Subject
 from parity.runners import Port
+from parity.verdict import doubts
 from parity.workspace import Choice, Workspace, case_names, home, shape_cases
 from references import MODELS
 
@@ -152,15 +154,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The run's worst errors and its first red, as properties of the JUnit file, where one is written."""
+    """A port compared with itself is not green; the run's worst errors go into the JUnit file, where one is written."""
     from _pytest.junitxml import xml_key  # pytest has no public way to it outside of a fixture
 
+    if hasattr(session.config, "workerinput"):
+        return
+    records = read_records(records_folder()).records
+    if session.exitstatus == pytest.ExitCode.OK and self_compared(records):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     xml = session.config.stash.get(xml_key, None)
-    if xml is None or hasattr(session.config, "workerinput"):
+    if xml is None:
         return
     from parity.report import junit_properties  # loads matplotlib
 
-    for name, value in junit_properties(read_records(records_folder()).records).items():
+    for name, value in junit_properties(records).items():
         xml.add_global_property(name, value)
 
 
@@ -183,6 +190,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         graphs=[name for name in order if any(name in workspace.graphs for workspace in session.workspaces.values())],
         unreadable=found.unreadable,
         notes=list(_margins(session, found.records)),
+        doubts=doubts(found.records, session.workspaces.values()),
     ):
         terminalreporter.write_line(line)
 
