@@ -17,7 +17,7 @@ import pytest
 
 from harness.dumps import Dump, write_dump
 from harness.metrics import Metrics
-from harness.records import Record, Records, RecordWriter, Verdict, Where
+from harness.records import Record, Records, RecordWriter, Verdict, Where, read_records
 from parity import building, plugin
 from parity import workspace as workspace_module
 from parity.building import make_dump
@@ -306,6 +306,18 @@ def test_a_port_compared_with_itself_is_not_green() -> None:
     found = doubts(same.records, [Workspace(Choice(MODEL, "full"))])
     assert [*found.values()] == [f"python -m parity dumps {MODEL} --profile full --again"]
     assert all(f"{MODEL} [square]: 9 of 9 isolated comparisons" in text for text in found)
+
+
+def test_records_of_an_older_run_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARITY_HOME", str(tmp_path))
+    RecordWriter(plugin.records_folder(), "gw7").write(_record("equal"))
+    worker: Any = SimpleNamespace(stash=pytest.Stash(), workerinput={"workerid": "gw0"})
+    plugin.pytest_configure(worker)
+    assert len(read_records(plugin.records_folder()).records) == 1  # a worker may come late
+
+    first: Any = SimpleNamespace(stash=pytest.Stash())
+    plugin.pytest_configure(first)
+    assert read_records(plugin.records_folder()).records == ()
 
 
 @pytest.mark.parametrize(("code", "after"), [(0, 1), (1, 1), (2, 2), (5, 5)])
