@@ -1,6 +1,8 @@
 """Claim: a graph and a stage are judged against the reference, each by its own run, and what fails leaves a record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,8 @@ from harness.errors import UnjudgedError
 from harness.graphs import Graph, Port, Structure
 from harness.isolation import CrashedError
 from harness.records import Record, RecordWriter, Verdict, Where, read_records
-from parity.checks import Subject, attempted
-from parity.plugin import Judge
+from parity.checks import RED, STAGES, Subject, attempted
+from parity.plugin import Judge, Session
 from parity.runners import StoreRunner
 
 ROWS = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
@@ -63,6 +65,54 @@ def test_a_graph_is_judged_against_the_reference() -> None:
 def test_a_stage_is_judged_against_the_reference() -> None:
     (record,) = subject().stage("template.text")
     assert "the first at 0: 'p' in 'port', but should be 'r' in 'refe'" in record.detail
+
+
+def altered(dump: Dump) -> Iterator[Dump]:
+    """The dump with one value or one tensor changed at its beginning; the graphs' own tensors are left out."""
+    for name, value in dump.values.items():
+        if isinstance(value, list | str) and value:
+            first: Any = value[:1]
+            yield replace(dump, values={**dump.values, name: first + value})
+    for name, tensor in dump.tensors.items():
+        if ".layer." not in name:
+            other = tensor.copy()
+            other.flat[0] += 1
+            yield replace(dump, tensors={**dump.tensors, name: other})
+
+
+def turns_red(subject: Subject, stage: str, dump: Dump) -> bool:
+    """Whether the same port is red on another dump; a dump on which nothing can be computed shows nothing."""
+    try:
+        (record,) = replace_dump(subject, dump).stage(stage)
+    except (*RED, ValueError, IndexError, TypeError):
+        return False
+    return record.verdict == "different"
+
+
+def replace_dump(subject: Subject, dump: Dump) -> Subject:
+    """The subject with another dump, and all that the port has computed already."""
+    other = copy(subject)
+    other.dump = dump
+    return other
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_is_red_on_another_reference(stage: str, session: Session) -> None:
+    """A stage that compared the port with itself would be green on any."""
+    subject = session.subject("youtu_vl", "smallest")
+    (record,) = subject.stage(stage)
+    assert record.verdict == "equal"
+    assert any(turns_red(subject, stage, dump) for dump in altered(subject.dump))
+
+
+def test_a_stage_that_compares_the_port_with_itself_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> bool:
+        return any(turns_red(subject(), "template.text", dump) for dump in altered(subject().dump))
+
+    assert seen()
+    monkeypatch.setitem(STAGES, "template.text", ("exact", lambda s: (s.prompt.text, s.prompt.text)))
+    assert not seen()
 
 
 @pytest.mark.parametrize("error", [UnjudgedError("no dump"), CrashedError(GRAPH.id, "SIGSEGV")])
