@@ -23,12 +23,14 @@ def summary(
     graphs: Collection[str] | None = None,
     unreadable: Sequence[str] = (),
     notes: Sequence[str] = (),
+    doubts: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Lines about the records of one run; the first names the origin where one is red, the last what to type next.
 
     order: every id that needs a verdict, in pipeline order. graphs: which of them are graphs (None: all).
     rerun: the command for one id, where no record says it; rerun_all: for records that are gone.
     unreadable: the messages of `read_records`. notes: lines of the caller's, behind what was measured.
+    doubts: why green is not believed -> the command that mends it.
     """
     records = _in_order(records, order)
     missing = _missing(records, order)
@@ -42,9 +44,12 @@ def summary(
     yield from _listed("unknown ids", sorted({record.where.id for record in records} - set(order)))
     yield from _listed("unreadable records", unreadable)
     yield from _listed("without a verdict", missing)
+    yield from (f"could not be judged: {doubt}" for doubt in doubts or ())
     if red:
         yield f"first red: {red.detail.splitlines()[0] if red.detail else red.where.id}"
         yield f"next: {red.rerun or rerun(red.where.id)}"
+    elif doubts:
+        yield f"next: {next(iter(doubts.values()))}"
     elif len(missing) == 1 and not unreadable:
         yield f"next: {rerun(missing[0])}"
     else:

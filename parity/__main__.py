@@ -15,7 +15,7 @@ from harness.records import read_records
 from harness.store import atomic_write_text
 from parity import building
 from parity.plugin import CLAIMS, pipeline_order, records_folder
-from parity.verdict import UNJUDGED, exit_code, missing_verdicts
+from parity.verdict import UNJUDGED, doubts, exit_code, missing_verdicts
 from parity.workspace import ROOT, Choice, Workspace, home
 from references import MODELS
 
@@ -61,6 +61,8 @@ def run(
     missing = missing_verdicts(records.records, chosen)
     for line in missing[:5]:
         console.print(f"without a verdict: {line}", markup=False)
+    for doubt, command_to_type in doubts(records.records, chosen).items():
+        console.print(f"could not be judged: {doubt}; write the dumps again: {command_to_type}", markup=False)
     code = exit_code(finished, records, missing)
     order = pipeline_order(chosen)
     words = {0: "equal", 1: "different", 2: "could not be judged"}
@@ -98,13 +100,14 @@ def dumps(
     case: Case = None,
     workers: Workers = 2,
     commit: Annotated[bool, typer.Option(help="write the default case's dump into the repository")] = False,
+    again: Annotated[bool, typer.Option("--again", help="write those that are there as well")] = False,
 ) -> None:
     """Run the reference for every case that has no dump yet."""
     for workspace in _workspaces(models, profile, checkpoint, case):
         if commit:
             print(building.commit_dump(workspace))
         else:
-            building.dumps(workspace, console, workers=workers)
+            building.dumps(workspace, console, workers=workers, again=again)
 
 
 @app.command()

@@ -46,9 +46,9 @@ def copy_out(folder: Path, target: Path) -> Path:
     return target
 
 
-def dumps(workspace: Workspace, console: Console, *, workers: int) -> None:
-    """Make the dumps that are not there, several cases at a time."""
-    missing = [name for name in case_names(workspace) if not workspace.has_dump(name)]
+def dumps(workspace: Workspace, console: Console, *, workers: int, again: bool = False) -> None:
+    """Make the dumps that are not there, several cases at a time; again: those that are there as well."""
+    missing = [name for name in case_names(workspace) if again or not workspace.has_dump(name)]
     if not missing:
         return
     _ = workspace.fingerprint  # the checkpoint is written once, before the processes start
@@ -57,7 +57,7 @@ def dumps(workspace: Workspace, console: Console, *, workers: int) -> None:
         ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
     ):
         task = progress.add_task(f"reference {workspace.choice.arguments()}", total=len(missing))
-        futures = [pool.submit(make_dump, workspace.choice, name) for name in missing]
+        futures = [pool.submit(make_dump, workspace.choice, name, again=again) for name in missing]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -67,9 +67,14 @@ def dumps(workspace: Workspace, console: Console, *, workers: int) -> None:
             raise
 
 
-def make_dump(choice: Choice, name: str) -> None:
-    """Make one dump, in a process of its own."""
-    Workspace(choice).dump(name)
+def make_dump(choice: Choice, name: str, *, again: bool = False) -> None:
+    """Make one dump, in a process of its own; again: whatever is there."""
+    workspace = Workspace(choice)
+    if again and workspace.is_committed(name):
+        commit_dump(workspace)
+    elif again:
+        workspace.remove_dump(name)
+    workspace.dump(name)
 
 
 def commit_dump(workspace: Workspace) -> Path:

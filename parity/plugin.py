@@ -12,11 +12,13 @@ import pytest
 
 from harness.errors import UnjudgedError
 from harness.records import Record, RecordWriter, Where, clear_records, read_records
+from harness.selfcompare import self_compared
 from harness.summary import summary
 from parity import checks
 from parity.attempts import attempted
 from parity.checks import PRECISION, Subject
 from parity.runners import Port
+from parity.verdict import doubts
 from parity.workspace import Choice, Workspace, case_names, home, run_command, shape_cases
 from references import MODELS
 
@@ -85,17 +87,17 @@ CLAIMS = ("test_graphs.py", "test_stages.py")  # what a run judges of the chosen
 class Judge:
     """Writes the records of a test's claims, and fails the test with the texts of those that are red."""
 
-    def __init__(self, session: Session, node_id: str) -> None:
-        self._session, self._node_id = session, node_id
+    def __init__(self, records: RecordWriter, node_id: str, options: Callable[[str], str]) -> None:
+        self._records, self._node_id, self._options = records, node_id, options
 
     def __call__(self, name: str, case: str, claims: Mapping[str, Callable[[], Sequence[Record]]]) -> None:
         """Judge claims by mode; a claim that cannot be computed is red too."""
-        rerun = f"pytest '{self._node_id}'{self._session.options(name)}"
+        rerun = f"pytest '{self._node_id}'{self._options(name)}"
         red = []
         for mode, claim in claims.items():
             records = attempted(claim, Where(name, "-", case, mode, PRECISION), rerun)
             for record in records:
-                self._session.records.write(record)
+                self._records.write(record)
             red += [record.detail for record in records if record.verdict != "equal"]
         if red:
             pytest.fail("\n\n".join(red), pytrace=False)
@@ -162,15 +164,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The run's worst errors and its first red, as properties of the JUnit file, where one is written."""
+    """A port compared with itself is not green; the run's worst errors go into the JUnit file, where one is written."""
     from _pytest.junitxml import xml_key  # pytest has no public way to it outside of a fixture
 
+    if hasattr(session.config, "workerinput"):
+        return
+    records = read_records(records_folder(session.config)).records
+    if session.exitstatus == pytest.ExitCode.OK and self_compared(records):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     xml = session.config.stash.get(xml_key, None)
-    if xml is None or hasattr(session.config, "workerinput"):
+    if xml is None:
         return
     from parity.report import junit_properties  # loads matplotlib
 
-    for name, value in junit_properties(read_records(records_folder(session.config)).records).items():
+    for name, value in junit_properties(records).items():
         xml.add_global_property(name, value)
 
 
@@ -195,6 +202,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         graphs=[name for name in order if any(name in workspace.graphs for workspace in session.workspaces.values())],
         unreadable=found.unreadable,
         notes=list(_margins(session, found.records)),
+        doubts=doubts(found.records, session.workspaces.values()),
     ):
         terminalreporter.write_line(line)
 
@@ -253,7 +261,8 @@ def _stage_cases(session: Session) -> Iterator[tuple[Workspace, str, str]]:
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Judge:
     """Judges claims and keeps their records."""
-    return Judge(request.config.stash[SESSION], request.node.nodeid)
+    session = request.config.stash[SESSION]
+    return Judge(session.records, request.node.nodeid, session.options)
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ import tokenizers
 from parity import vocabularies
 from parity.vocabularies import MissingVocabularyError, Source
 from references import corpora
-from runtime.tokenizer import Tokenizer, token_bytes
+from runtime.bpe import token_bytes
+from runtime.tokenizer import Tokenizer
 
 SIZES = {  # entries, merges, added tokens, highest id + 1
     "smollm": (49_152, 48_900, 17, 49_152),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from harness.records import Record, Records
+from harness.selfcompare import self_compared
 from parity import checks
 from parity.workspace import Workspace, case_names, shape_cases
 
@@ -16,6 +17,8 @@ def exit_code(pytest_code: int, records: Records, missing: Sequence[str]) -> int
         return DIFFERENT
     if missing or records.unreadable or "unjudged" in verdicts or pytest_code not in (0, 1):
         return UNJUDGED
+    if self_compared(records.records):
+        return UNJUDGED
     return EQUAL if pytest_code == 0 else DIFFERENT
 
 
@@ -24,6 +27,15 @@ def missing_verdicts(records: Iterable[Record], workspaces: Iterable[Workspace])
     answered = {(record.where.id, record.where.case, record.where.mode) for record in records}
     wanted = [claim for workspace in workspaces for claim in claims(workspace)]
     return [f"{name} [{case}, {mode}]" for name, case, mode in wanted if (name, case, mode) not in answered]
+
+
+def doubts(records: Sequence[Record], workspaces: Iterable[Workspace]) -> dict[str, str]:
+    """Why green is not believed, and the command that writes the dumps in question again."""
+    arguments = {workspace.model: workspace.choice.arguments() for workspace in workspaces}
+    return {
+        str(found): f"python -m parity dumps {arguments.get(found.model, found.model)} --again"
+        for found in self_compared(records)
+    }
 
 
 def claims(workspace: Workspace) -> Iterable[tuple[str, str, str]]:

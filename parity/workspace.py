@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -170,6 +171,10 @@ class Workspace:
         if name.startswith("length_"):
             return dumping.build_shapes(self.model, self.checkpoint, int(name.removeprefix("length_")))
         return dumping.build(self.model, self.checkpoint, self.cases[name])
+
+    def remove_dump(self, name: str) -> None:
+        """Remove a case's dump from the store."""
+        shutil.rmtree(self._dump_path(name), ignore_errors=True)
 
     def _dump_folder(self, name: str) -> Path:
         command = f"python -m parity dumps {self.choice.arguments()}"

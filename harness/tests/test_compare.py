@@ -193,6 +193,7 @@ def test_broken_reference_cannot_judge() -> None:
     [
         (reference().swapaxes(1, 2), "float32 (1, 64, 344), but should be float32 (1, 344, 64)"),
         (reference()[:, 1:], "float32 (1, 343, 64), but should be float32 (1, 344, 64)"),
+        (np.pad(reference(), ((0, 0), (0, 8), (0, 0))), "float32 (1, 352, 64), but should be float32 (1, 344, 64)"),
         (reference()[0], "float32 (344, 64), but should be float32 (1, 344, 64)"),
         (reference().astype(np.float16), "float16 (1, 344, 64), but should be float32 (1, 344, 64)"),
     ],
@@ -265,6 +266,11 @@ def test_shorter_and_longer_sequences_differ() -> None:
     assert compare_exact([1], [], where=EXACT).verdict == "different"
 
 
+@pytest.mark.parametrize("actual", [[1, 3, 2], [1, 2, 3, 3], [1, 1, 2, 3]])
+def test_ids_in_another_order_differ(actual: list[int]) -> None:
+    assert compare_exact(actual, [1, 2, 3], where=EXACT).verdict == "different"
+
+
 def test_texts_differ_by_character() -> None:
     detail = compare_exact("caffe latte", "caffè latte", where=EXACT).detail
     assert "the first at 4: 'e' in 'affe la', but should be 'è' in 'affè la'" in detail
@@ -289,5 +295,7 @@ def test_two_empty_values_are_unjudged(value: object) -> None:
 
 
 def test_kinds_of_values_do_not_mix() -> None:
-    assert "str, but should be a sequence" in compare_exact("12", [1, 2], where=EXACT).detail
+    record = compare_exact("12", [1, 2], where=EXACT)
+    assert (record.verdict, record.failed) == ("different", ("shape",))
+    assert "str, but should be a sequence" in record.detail
     assert compare_exact(None, 0, where=EXACT).verdict == "different"

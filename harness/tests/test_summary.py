@@ -107,6 +107,15 @@ def test_notes_stand_behind_what_was_measured() -> None:
     assert told[-2:] == ["a note", "next: make report"]
 
 
+def test_a_doubt_takes_the_place_of_the_green_command() -> None:
+    def told(records: list[Record]) -> list[str]:
+        doubts = {"m [receipt]: compared with itself": "make dumps"}
+        return list(summary(records, ORDER, rerun=str, rerun_all="", when_green="", graphs=GRAPHS, doubts=doubts))
+
+    assert told(all_equal())[-2:] == ["could not be judged: m [receipt]: compared with itself", "next: make dumps"]
+    assert told([tokenizer(1), *all_equal()[1:]])[-1] == "next: m/tokenizer"
+
+
 def test_lost_records_and_unknown_ids_are_told() -> None:
     told = lines([*all_equal(), tensor("m/vision.layer.99", 0)], unreadable=tuple("abcdefg"))
     assert "unknown ids (1): m/vision.layer.99" in told

@@ -67,7 +67,7 @@ def change_outputs(port: Port, changes: Mapping[str, Change]) -> None:
         outputs = run(graph_id, inputs)
         return changes[graph_id](inputs, outputs) if graph_id in changes else outputs
 
-    port.runner.run = changed  # type: ignore[method-assign]
+    port.runner.run = changed
 
 
 def zigzag(by: float, width: int) -> Floats:

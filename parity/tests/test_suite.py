@@ -9,12 +9,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from harness.records import Record, Records, Verdict, Where
+from harness.dumps import Dump, write_dump
+from harness.metrics import Metrics
+from harness.records import Record, Records, RecordWriter, Verdict, Where, read_records
+from parity import building, plugin
+from parity import workspace as workspace_module
+from parity.building import make_dump
 from parity.checks import stages
-from parity.verdict import claims, exit_code, missing_verdicts
+from parity.verdict import claims, doubts, exit_code, missing_verdicts
 from parity.workspace import ROOT, Choice, Workspace, case_names, home, shape_cases
 
 MODEL = "youtu_vl"
@@ -226,6 +234,31 @@ def test_a_crash_is_the_red_test_of_its_graph_and_lf_finds_it(suite: Suite) -> N
     assert (code, set(outcomes.values())) == (0, {"passed"})  # without the crash
 
 
+ONE_FILE = """
+def pytest_configure():
+    from parity.checks import Subject
+    from parity.workspace import tensor_name
+
+    compare = Subject._compare
+
+    def with_itself(self, graph, port, actual, mode):
+        return compare(self, graph, port, self.dump.tensors[tensor_name(graph, port)], mode)
+
+    Subject._compare = with_itself
+"""
+
+
+@pytest.mark.proof
+def test_both_sides_from_one_file_pass_every_test_and_are_not_green(suite: Suite) -> None:
+    (suite.folder / "one_file.py").write_text(ONE_FILE, encoding="utf-8")
+    run = suite.run("parity/test_graphs.py", "-p", "one_file", "-k", "length_6 and vision.layer.0")
+
+    assert "10 passed" in run.out
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert f"could not be judged: {MODEL} [length_6]: 10 of 10 isolated comparisons are equal" in run.out
+    assert f"next: python -m parity dumps {MODEL} --again\n" in run.out
+
+
 # ---- the verdict of a whole run
 
 
@@ -258,6 +291,73 @@ def test_the_exit_code_is_0_only_where_all_agree(
     records = Records(tuple(map(_record, verdicts)), unreadable)
 
     assert exit_code(pytest_code, records, missing) == code
+
+
+def _same(case: str) -> list[Record]:
+    metrics = Metrics((1,), (1,), elements=1, max_abs=0.0, rel_l2=0.0)
+    places = [Where(f"{MODEL}/vision.layer.{number:02d}", "hidden", case, "isolated") for number in range(9)]
+    return [Record(where, "equal", metrics, floor=1e-7) for where in places]
+
+
+def test_a_port_compared_with_itself_is_not_green() -> None:
+    same = Records(tuple(_same("square")), ())
+    assert exit_code(0, same, ()) == 2
+    assert exit_code(0, Records((*same.records, _record("different")), ()), ()) == 1
+    found = doubts(same.records, [Workspace(Choice(MODEL, "full"))])
+    assert [*found.values()] == [f"python -m parity dumps {MODEL} --profile full --again"]
+    assert all(f"{MODEL} [square]: 9 of 9 isolated comparisons" in text for text in found)
+
+
+def test_records_of_an_older_run_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARITY_HOME", str(tmp_path))
+    RecordWriter(plugin.records_folder(), "gw7").write(_record("equal"))
+    worker: Any = SimpleNamespace(stash=pytest.Stash(), workerinput={"workerid": "gw0"}, getoption=lambda name: "")
+    plugin.pytest_configure(worker)
+    assert len(read_records(plugin.records_folder()).records) == 1  # a worker may come late
+
+    first: Any = SimpleNamespace(stash=pytest.Stash(), getoption=lambda name: "")
+    plugin.pytest_configure(first)
+    assert read_records(plugin.records_folder()).records == ()
+
+
+@pytest.mark.parametrize(("code", "after"), [(0, 1), (1, 1), (2, 2), (5, 5)])
+def test_a_session_that_compared_a_port_with_itself_fails(
+    code: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PARITY_HOME", str(tmp_path))
+    session: Any = SimpleNamespace(exitstatus=code, config=SimpleNamespace(stash=pytest.Stash()))
+    plugin.pytest_sessionfinish(session)
+    assert session.exitstatus == code
+
+    for record in _same("square"):
+        RecordWriter(tmp_path / "records", "main").write(record)
+    plugin.pytest_sessionfinish(session)
+    assert session.exitstatus == after
+
+
+def test_dumps_are_written_again_though_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reference(workspace: Workspace, name: str) -> Dump:
+        return Dump(MODEL, name, {"x": np.ones(3)})
+
+    workspace = Workspace(Choice(MODEL))
+    monkeypatch.setattr(Workspace, "make_dump", reference)
+    monkeypatch.setattr(Workspace, "fingerprint", "f" * 64)
+    monkeypatch.setenv("PARITY_HOME", str(tmp_path))
+    make_dump(workspace.choice, "tall")
+    (path,) = tmp_path.glob("store/dump/*/tall.safetensors")
+    good = path.read_bytes()
+    write_dump(path.parent, Dump(MODEL, "tall", {"x": np.zeros(3)}))  # the port's output over the reference's
+
+    make_dump(workspace.choice, "tall")
+    assert path.read_bytes() != good
+    make_dump(workspace.choice, "tall", again=True)
+    assert path.read_bytes() == good
+
+    monkeypatch.setattr(workspace_module, "COMMITTED", tmp_path)
+    monkeypatch.setattr(building, "COMMITTED", tmp_path)
+    monkeypatch.setattr(Workspace, "dump", lambda *_: None)  # the real hash is not that of the provenance
+    make_dump(workspace.choice, "square", again=True)
+    assert (tmp_path / MODEL / "square.safetensors").is_file()
 
 
 def test_a_run_answers_every_claim_or_says_which_not() -> None:
