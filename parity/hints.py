@@ -42,7 +42,11 @@ def _of_weight(changed: Changed, heads: int) -> list[Hint]:
 def of_ports(
     kind: str, actual: Arrays, expected: Arrays, names: Sequence[str], spans: Mapping[str, slice]
 ) -> tuple[Placed, ...]:
-    """Of inputs or outputs of a graph, by the ports' names."""
+    """Of inputs or outputs of a graph, by the ports' names; tables of cos and sin show a turn only together."""
+    if {"cos", "sin"} & set(names) and {"cos", "sin"} <= set(actual):
+        turned = diagnose(*(np.concatenate([side["cos"], side["sin"]], axis=-1) for side in (actual, expected)))
+        if turned and turned[0].kind == "rotary":
+            return tuple((f"{kind} cos and sin", hint) for hint in turned)
     return tuple((f"{kind} {n}", hint) for n in names for hint in diagnose(actual[n], expected[n], spans=spans))
 
 
