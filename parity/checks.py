@@ -293,16 +293,10 @@ STAGES: dict[str, tuple[str, Callable[[Subject], Pair]]] = {
     ),
     "fusion.embeds": ("exact", _reference_text_rows),
     "head.logits": ("isolated", lambda s: (s.pipeline.logits(s.last_hidden), s.dump.tensors["logits"][0])),
-    "sampling.ids": (
-        "exact",
-        _chosen,
-    ),
+    "sampling.ids": ("exact", _chosen),
     IDS: ("exact", lambda s: ([token.id for token in s.tokens], s.dump.values["ids"])),
     "decode.text": ("exact", lambda s: ("".join(token.text for token in s.tokens), s.dump.values["text"])),
-    "decode.logits": (
-        "chained",
-        _decode_logits,
-    ),
+    "decode.logits": ("chained", _decode_logits),
 }
 VISION_STAGES = ("image.", "positions.window", "positions.vision", "positions.full")
 

@@ -47,9 +47,9 @@ DOMAINS = {
     "converter": "spell the operation out otherwise in exporters/{model}.py, so that pnnx converts it rightly",
     "weights file": "export the graph again: python -m parity export {arguments}",
     "graph file": "export the graph again: python -m parity export {arguments}",
-    "ncnn": "python -m parity repro {graph}",
+    "ncnn": "python -m parity repro {graph}{flags}",
     "ncnn options": "mend set_fp32_options in runtime/graphs.py",
-    "upstream": "python -m parity explain {upstream} --case {case}",
+    "upstream": "python -m parity explain {upstream} --case {case}{flags}",
     "glue": "mend runtime/{model}.py",
 }
 
@@ -235,6 +235,7 @@ class _Chain:
             graph=graph_id,
             case=case,
             upstream=found.upstream,
+            flags=workspace.choice.flags(),
         )
         why = found.why or "; ".join(dict.fromkeys(s.note for s in stages if s.verdict == SILENT and s.note))
         given = (graph_id, case, stages, found.domain, drilled, why, found.evidence, todo)

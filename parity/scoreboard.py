@@ -21,12 +21,13 @@ from harness.errors import UnjudgedError
 from harness.ids import suggest
 from harness.records import Record, read_records
 from harness.store import atomic_write_text
-from parity import checks
+from parity import checks, mutating
 from parity.attempts import attempted
 from parity.bisect import bisect
 from parity.checks import IDS, STAGES, Subject
 from parity.explain import Explanation, explain
 from parity.faults import FAULTS, Fault, Port
+from parity.mutating import Outcome
 from parity.plugin import CLAIMS
 from parity.workspace import ROOT, Choice, Workspace, home
 from references import MODELS
@@ -114,11 +115,13 @@ def run(only: Sequence[str], console: Console, *, green: int) -> int:
             scores.append(play(fault, workspaces[fault.model], Path(folder)))
         console.print(_line(scores[-1]), markup=False, highlight=False, soft_wrap=True)
     alarms = [alarm for workspace in workspaces.values() for alarm in false_alarms(workspace, green // len(workspaces))]
-    text = _scoreboard(scores, green, alarms)
+    harness = [] if only else mutating.play_all()
+    text = _scoreboard(scores, green, alarms, harness)
     path = home() / "faults" / "scoreboard.md"
     atomic_write_text(path, text)
     console.print(f"{text}\nwritten to {path}", markup=False, highlight=False, soft_wrap=True)
-    return 0 if all(part >= goal for part, goal in _parts(scores)) and not alarms else 1
+    met = all(part >= goal for part, goal in _parts(scores))
+    return 0 if met and not alarms and all(outcome.seen for outcome in harness) else 1
 
 
 def false_alarms(workspace: Workspace, count: int) -> Iterator[str]:
@@ -159,7 +162,7 @@ def _seen(score: Score) -> tuple[bool, bool]:
     return score.cosine_sees, score.ids_changed
 
 
-def _scoreboard(scores: Sequence[Score], green: int, alarms: Sequence[str]) -> str:
+def _scoreboard(scores: Sequence[Score], green: int, alarms: Sequence[str], harness: Sequence[Outcome]) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in ("ncnn", "pnnx", "torch", "transformers", "numpy"))
     lines = ["# Fault corpus", "", f"{datetime.now(UTC):%Y-%m-%d}, {versions}; {len(scores)} faults, each alone.", ""]
     for (what, goal), (part, _) in zip(GOALS, _parts(scores), strict=True):
@@ -170,7 +173,17 @@ def _scoreboard(scores: Sequence[Score], green: int, alarms: Sequence[str]) -> s
     lines.append(f"- greedy ids unchanged: {sum(not score.ids_changed for score in scores)} of {len(scores)}")
     lines += [f"- false alarms in {green} green runs: {len(alarms)}", *(f"  - {alarm}" for alarm in alarms), ""]
     lines += ["| fault | place | bisect | domain | hint | cosine | seconds |", "|---|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *map(_line, scores)]) + "\n"
+    return "\n".join([*lines, *map(_line, scores), *_harness(harness)]) + "\n"
+
+
+def _harness(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The second table: mistakes planted into the harness itself, each of which must turn its tests red."""
+    if outcomes:
+        seen = sum(outcome.seen for outcome in outcomes)
+        yield from ("", f"Mistakes planted into the harness itself: {seen} of {len(outcomes)} seen.", "")
+        yield from ("| mistake | seen | seconds |", "|---|---|---|")
+    for outcome in outcomes:
+        yield f"| {outcome.name} | {'yes' if outcome.seen else 'NO'} | {outcome.seconds:.1f} |"
 
 
 def play(fault: Fault, workspace: Workspace, folder: Path) -> Score:

@@ -158,9 +158,11 @@ FAULTS = (
     Fault("image rows not fused", "fusion.embeds", _image_rows_not_fused, hints=("image span",)),
     Fault("image rows in reversed order", "fusion.embeds", _image_rows_reversed, hints=("row order",)),
     Fault("window order not undone", "vision.tail", _window_order_not_undone, hints=("row order",)),
-    Fault("patches of a cell by columns", "vision.tail", _merged_by_columns),
+    Fault("patches of a cell by columns", "vision.tail", _merged_by_columns, hints=("row order",)),
     Fault("cache row lost", "llm.layer.00.dattn", _cache_row_lost, hints=("zero", "last rows")),
-    Fault("oldest rows overwritten in one layer", "llm.layer.06.dattn", _oldest_rows_overwritten),
+    Fault(
+        "oldest rows overwritten in one layer", "llm.layer.06.dattn", _oldest_rows_overwritten, hints=("first rows",)
+    ),
     Fault(
         "oldest row hidden from one layer",
         "llm.layer.04.dattn",
@@ -168,7 +170,7 @@ FAULTS = (
         False,
         model="smollm2",
         case="multi_turn",
-        hints=("zero", "first rows"),
+        hints=("channel block", "few values"),
     ),
     Fault("rows of the head shifted", "head.logits", _head_rows_shifted, hints=("channel order", "value order")),
     Fault("final norm without its weight", "head.logits", _final_norm_without_weight, hints=("channel scale",)),

@@ -154,6 +154,6 @@ FAULTS = (
         changes_ids=False,
         domain="graph file",
     ),
-    Fault("rebuilt layer differs", "vision.layer.06", _rebuilt_layer_differs, domain="rewritten layer"),
+    Fault("rebuilt layer differs", "vision.layer.06", _rebuilt_layer_differs, domain="rewrite"),
     Fault("traced without a batch axis", "vision.layer.12", _traced_without_batch, domain="converter"),
 )

@@ -144,7 +144,13 @@ FAULTS = (
         hints=("zero", "heads", "head order"),
     ),
     Fault("merger output doubled", "vision.tail", _merger_doubled, domain="weights file", hints=("scale",)),
-    Fault("decoder layers 10 and 11 swapped", "llm.layer.10.prefill", _layers_swapped, domain="weights file"),
+    Fault(
+        "decoder layers 10 and 11 swapped",
+        "llm.layer.10.prefill",
+        _layers_swapped,
+        domain="weights file",
+        hints=("another tensor",),
+    ),
     Fault(
         "gate_proj and up_proj swapped",
         "llm.layer.12.prefill",
@@ -154,7 +160,7 @@ FAULTS = (
             "mlp.up_proj.weight",
         ),
         domain="weights file",
-        hints=("halves",),
+        hints=("another tensor",),
     ),
     Fault("o_proj transposed", "llm.layer.20.prefill", _o_proj_transposed, domain="weights file", hints=("axes",)),
     Fault("bin read four bytes early", "vision.layer.21", _first_word_lost, domain="weights file"),

@@ -24,6 +24,7 @@ from parity.workspace import Choice
 ROWS = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
 STRUCTURE = Structure("layer", (Port("x", ("T", 4)),), (Port("hidden", ("T", 4)), Port("key", ("T", 4))), {})
 GRAPH = Graph("m/llm.layer.00.prefill", STRUCTURE, 0, {"x": ("embeds",)})
+MADE_WITH = "reference.made_with"  # judges the dump alone: on another one it raises
 WHERE = Where(GRAPH.id, "-", "square", "isolated")
 
 
@@ -100,13 +101,22 @@ def replace_dump(subject: Subject, dump: Dump) -> Subject:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != MADE_WITH])
 def test_every_stage_is_red_on_another_reference(stage: str, session: Session) -> None:
     """A stage that compared the port with itself would be green on any."""
     subject = session.subject("youtu_vl", "smallest")
     (record,) = subject.stage(stage)
     assert record.verdict == "equal"
     assert any(turns_red(subject, stage, dump) for dump in altered(subject.dump))
+
+
+@pytest.mark.parametrize(("name", "other"), [("dtype", "bfloat16"), ("transformers", "5.0.0"), ("torch", None)])
+def test_a_reference_made_with_something_else_is_none(name: str, other: str | None, session: Session) -> None:
+    dump = session.subject("youtu_vl", "smallest").dump
+    made_with = {**dump.provenance["made_with"], name: other}
+    changed = replace(dump, provenance={**dump.provenance, "made_with": made_with})
+    with pytest.raises(UnjudgedError, match=f"made with {name} {other}, but should be .*; make it again: python -m"):
+        replace_dump(session.subject("youtu_vl", "smallest"), changed).stage(MADE_WITH)
 
 
 def test_a_stage_that_compares_the_port_with_itself_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

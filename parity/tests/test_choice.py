@@ -60,8 +60,10 @@ def test_a_claim_that_cannot_be_computed_names_the_checkpoint(tmp_path: Path, mo
 
     monkeypatch.setenv("PARITY_HOME", str(tmp_path))
     given = {"--model": [MODEL], "--profile": "full", "--checkpoint": None, "--case": None, "--no-build": True}
+    given["--records"] = ""
     config: Any = SimpleNamespace(getoption=given.__getitem__)
+    session = Session(config)
     with pytest.raises(pytest.fail.Exception, match=r"rerun: pytest 'a\.py::test' --model youtu_vl --profile full$"):
-        Judge(Session(config), "a.py::test")(GRAPH, CASE, {"isolated": claim})
+        Judge(session.records, "a.py::test", session.options)(GRAPH, CASE, {"isolated": claim})
     (record,) = read_records(tmp_path / "records").records
     assert record.rerun == f"pytest 'a.py::test' --model {MODEL} --profile full"

@@ -21,6 +21,7 @@ from parity import witnesses
 from parity.blobs import Bench
 from parity.explain import DOMAINS, Explanation, explain
 from parity.faults import FAULTS, Floats, Port
+from parity.faults.port import replaced
 from parity.plugin import Session
 from parity.verdict import DIFFERENT, EQUAL, UNJUDGED
 from parity.witnesses import conservative_options, runtime_options
@@ -58,7 +59,7 @@ def known(name: str) -> Callable[[Port], None]:
 
 
 def text(graph: str, old: str, new: str) -> Callable[[Port], None]:
-    return lambda port: port.edit_param(graph, old, new)
+    return lambda port: port.edit_param(graph, replaced(old, new))
 
 
 def scaled(port: Port) -> None:
@@ -175,8 +176,8 @@ def test_layer_that_the_converter_did_not_write(session: Session, tmp_path: Path
     port = Port(workspace, tmp_path / "model")
     line = next(line for line in (port.folder / f"{VISION}.param").read_text().splitlines() if line.startswith("GELU"))
     between = "BinaryOp between 1 1 58 58x 0=2 1=1 2=1.01\n"
-    port.edit_param(VISION, "\n52 63\n", "\n53 64\n")
-    port.edit_param(VISION, line, between + line.replace("58 59", "58x 59"))
+    port.edit_param(VISION, replaced("\n52 63\n", "\n53 64\n"))
+    port.edit_param(VISION, replaced(line, between + line.replace("58 59", "58x 59")))
     found = explain(workspace, VISION, CASE, folder=port.folder)
     assert found.domain == "graph file", text_of(found)
     assert found.drill is not None
@@ -321,7 +322,7 @@ def test_fault_of_the_converter_in_what_it_writes_for_ncnn(
     """The files are what the converter writes, and still another graph: both sets of kernels agree on it."""
     workspace = session.workspaces[MODEL]
     port = Port(workspace, tmp_path / "model")
-    port.edit_param(VISION, "2=0.288675129", "2=0.5")
+    port.edit_param(VISION, replaced("2=0.288675129", "2=0.5"))
     convert = pnnx.convert
 
     def faulty(module: Any, structure: Any, folder: Path) -> Any:
@@ -402,7 +403,7 @@ def test_fault_of_ncnn_itself(session: Session, monkeypatch: pytest.MonkeyPatch)
 def test_graph_that_cannot_run_is_told(old: str, new: str, told: str, session: Session, tmp_path: Path) -> None:
     workspace = session.workspaces[MODEL]
     port = Port(workspace, tmp_path / "model")
-    port.edit_param(VISION, old, new)
+    port.edit_param(VISION, replaced(old, new))
     found = explain(workspace, VISION, CASE, folder=port.folder)
     assert found.domain == "graph file", text_of(found)
     assert told in text_of(found)

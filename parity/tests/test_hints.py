@@ -51,7 +51,7 @@ def test_the_first_hint_is_the_fault(
 ) -> None:
     fault = next(fault for fault in FAULTS if fault.name == name)
     workspace = session.workspaces[fault.model]
-    port = Port(workspace.exporter, tmp_path / "model")
+    port = Port(workspace, tmp_path / "model")
     fault.plant(port)
     found = explain(
         workspace, f"{fault.model}/{fault.expected}", fault.case, folder=port.folder, pipeline=port.pipeline
