@@ -8,7 +8,7 @@ from parity.checks import Subject, around_graphs, needs, stages
 
 # Stages that one value of the pipeline carries across: a picture's pixels and grid, a prompt's text and ids.
 TOGETHER = (("image.grid", "image.pixel_values"), ("template.text", "tokenizer.ids"))
-BESIDE = ("tokenizer.lines", "tokenizer.length", "decode.")  # claims about the port, no step of it
+BESIDE = ("reference.", "tokenizer.lines", "tokenizer.length", "decode.")  # claims about the port, no step of it
 
 
 @dataclass(frozen=True)

@@ -380,7 +380,7 @@ def test_conservative_options_do_not_depend_on_the_runtime(monkeypatch: pytest.M
 
 def test_fault_of_ncnn_itself(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are right, and only some kernels are wrong."""
-    run = explaining.drill.run_blobs
+    run = witnesses.run_blobs
 
     def faulty(bench: Any, files: Any, inputs: Any, names: Any, *, whole: bool) -> Any:
         blobs = run(bench, files, inputs, names, whole=whole)
@@ -388,7 +388,7 @@ def test_fault_of_ncnn_itself(session: Session, monkeypatch: pytest.MonkeyPatch)
             blobs.arrays["out0"] = blobs.arrays["out0"] * np.float32(1.01)
         return blobs
 
-    monkeypatch.setattr(explaining.drill, "run_blobs", faulty)
+    monkeypatch.setattr(witnesses, "run_blobs", faulty)
     found = explain(session.workspaces[MODEL], DATTN, CASE)
     assert found.domain == "ncnn", text_of(found)
 
