@@ -35,7 +35,7 @@ test: .venv/ready ## all tests: the harness's own, the parity suite, the proofs 
 export: .venv/ready ## export every graph and print the folder for the runtime: make export MODEL=youtu_vl
 	$(RUN) parity export $(or $(MODEL),youtu_vl) $(SOURCE)
 
-dumps: .venv/ready ## run the fp32 reference for all cases: make dumps [MODEL=youtu_vl]
+dumps: .venv/ready ## run the fp32 reference, goes on where it broke: make dumps [MODEL=youtu_vl] [PROFILE=full] [CHECKPOINT=DIR]
 	$(RUN) parity dumps $(CHOICE)
 
 report: .venv/ready ## report.html, report.json and report.md of the last run: make report [MODEL=youtu_vl]

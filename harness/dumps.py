@@ -2,27 +2,32 @@
 
 Writing the same dump twice gives the same bytes. Reading checks everything that was written; whatever is
 missing, cut short, altered or made from something else is an error that ends with the command to type.
+At true widths a dump is a gigabyte: it is written and read tensor by tensor.
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from harness.errors import UnjudgedError
 from harness.metrics import Tensor
-from harness.store import atomic_write_bytes, atomic_write_text, file_sha256
+from harness.store import atomic_write_chunks, atomic_write_text, file_sha256
 
 _KEYS = {"model", "case", "provenance", "values", "tensors", "bytes", "sha256"}
+_Index = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Dump:
-    """The reference results of one case.
+    """The reference results of one case. `tensors` may read each one when it is asked for.
 
     provenance: what the tensors were made from (checkpoint hash, source hash, versions): any JSON.
     values: results that are no tensors (ids, texts): any JSON.
@@ -43,16 +48,15 @@ def dump_paths(folder: Path, case: str) -> tuple[Path, Path]:
 def write_dump(folder: Path, dump: Dump) -> None:
     """Write the tensors, then the manifest that vouches for them."""
     tensors_path, manifest_path = dump_paths(folder, dump.case)
-    tensors = {name: np.asarray(dump.tensors[name], order="C") for name in sorted(dump.tensors)}
-    data = safetensors.numpy.save(tensors)
-    atomic_write_bytes(tensors_path, data)
+    index = _index(dump.tensors)
+    atomic_write_chunks(tensors_path, _chunks(dump.tensors, index))
     manifest = {
         "model": dump.model,
         "case": dump.case,
         "provenance": dump.provenance,
         "values": dump.values,
-        "tensors": _index(tensors),
-        "bytes": len(data),
+        "tensors": index,
+        "bytes": tensors_path.stat().st_size,
         "sha256": file_sha256(tensors_path),
     }
     text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -89,17 +93,78 @@ def _check_provenance(path: Path, stored: Mapping[str, Any], wanted: Mapping[str
         raise UnjudgedError(f"{path} is stale: {said}; write it again: {command}")
 
 
-def _tensors(path: Path, manifest: Mapping[str, Any], command: str) -> dict[str, Tensor]:
+def _tensors(path: Path, manifest: Mapping[str, Any], command: str) -> Mapping[str, Tensor]:
     size = path.stat().st_size
     if size != manifest["bytes"]:
         raise UnjudgedError(f"{path} has bytes={size}, but should be {manifest['bytes']}; write it again: {command}")
     if file_sha256(path) != manifest["sha256"]:
         raise UnjudgedError(f"{path} does not have the hash in its manifest; write it again: {command}")
-    tensors: dict[str, Tensor] = safetensors.numpy.load_file(path)
-    if _index(tensors) != manifest["tensors"]:
+    tensors = _Tensors(path)
+    if tensors.index != manifest["tensors"]:
         raise UnjudgedError(f"{path} does not hold the tensors in its manifest; write it again: {command}")
     return tensors
 
 
-def _index(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {name: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)} for name, tensor in tensors.items()}
+class _Tensors(Mapping[str, Tensor]):
+    """Tensors of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, _open(path)
+        header = _header(path)
+        self.index: _Index = {
+            name: {"dtype": _dtypes()[found["dtype"]], "shape": found["shape"]} for name, found in header.items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.index:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.index)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __reduce__(self) -> tuple[type["_Tensors"], tuple[Path]]:
+        return _Tensors, (self._path,)  # another process opens the file itself
+
+
+def _index(tensors: Mapping[str, Tensor]) -> _Index:
+    found = ((name, tensors[name]) for name in sorted(tensors))
+    return {name: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)} for name, tensor in found}
+
+
+def _chunks(tensors: Mapping[str, Tensor], index: _Index) -> Iterator[bytes]:
+    """The bytes that safetensors.numpy.save gives, without all tensors in memory."""
+    empty = {name: np.empty(0, found["dtype"]) for name, found in index.items()}
+    header, end = json.loads(safetensors.numpy.save(empty)[8:]), 0  # its order, and its words for the dtypes
+    for name, entry in header.items():
+        start = end
+        end += math.prod(index[name]["shape"]) * np.dtype(index[name]["dtype"]).itemsize
+        entry |= {"shape": index[name]["shape"], "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in header:
+        yield np.asarray(tensors[name], order="C").tobytes()
+
+
+def _open(path: Path) -> Any:
+    return safetensors.safe_open(path, framework="numpy")
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: found for name, found in header.items() if name != "__metadata__"}
+
+
+@cache
+def _dtypes() -> dict[str, str]:
+    """safetensors' word for each of numpy's dtypes that it knows."""
+    names = ["bool", "float16", "float32", "float64", "complex64"]
+    names += [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    words = json.loads(safetensors.numpy.save({name: np.empty(0, name) for name in names})[8:])
+    return {found["dtype"]: name for name, found in words.items()}

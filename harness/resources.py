@@ -1,9 +1,65 @@
-"""What this process has used of the machine."""
+"""What this process has used of the machine, and whether the machine has enough for what is to come."""
 
+import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from harness.errors import UnjudgedError
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to do a piece of work: what to type for it, and what it needs in bytes."""
+
+    command: str
+    disk: int
+    memory: int
+
+
+def require(chosen: Mode, others: Sequence[Mode], folder: Path) -> None:
+    """Raise UnjudgedError where the chosen mode does not fit, with the figures and the first other mode that does."""
+    disk, memory = free_disk_bytes(folder), available_memory_bytes()
+    short = _short(chosen, disk, memory)
+    if not short:
+        return
+    fits = next((mode for mode in others if not _short(mode, disk, memory)), None)
+    then = f"this mode fits: {fits.command}" if fits else "no narrower mode fits"
+    raise UnjudgedError(f"{chosen.command} needs {'; and '.join(short)}; free some, or take another mode: {then}")
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Free disk where a folder is, or will be."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be had without swapping: the machine's, or what the control group leaves."""
+    return min(int(psutil.virtual_memory().available), _left_in_group())
+
+
+def _short(mode: Mode, disk: int, memory: int) -> list[str]:
+    rows = ((mode.disk, disk, "disk"), (mode.memory, memory, "memory"))
+    return [f"{_gb(needed)} of {what}, but {_gb(left)} are free" for needed, left, what in rows if needed > left]
+
+
+def _left_in_group() -> int:
+    try:
+        limit, used = ((_CGROUP / f"memory.{name}").read_text(encoding="utf-8") for name in ("max", "current"))
+        kept = (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+        cache = next(int(line.split()[1]) for line in kept if line.startswith("file "))  # given back under pressure
+        return int(limit) - int(used) + cache
+    except (OSError, ValueError, StopIteration):  # no such group, or "max": no limit
+        return sys.maxsize
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
 
 
 def peak_memory_bytes() -> int:

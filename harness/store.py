@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,17 @@ def atomic_write_text(path: Path, text: str) -> None:
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, creating its folder."""
+    atomic_write_chunks(path, [data])
+
+
+def atomic_write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write a file whole or not at all, chunk by chunk as they are made, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with _disk_full_said(path):
-            temporary.write_bytes(data)
+            with temporary.open("wb") as file:
+                file.writelines(chunks)
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,17 +1,27 @@
 """Building ahead of the tests, with a progress display: checkpoint, export, dumps."""
 
 import shutil
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from harness.dumps import dump_paths, write_dump
 from harness.errors import UnjudgedError
+from harness.resources import Mode, require
 from harness.store import atomic_write_text
 from parity.workspace import COMMITTED, Choice, Workspace, case_names, home
+
+MEMORY_BYTES = 4_000_000_000  # what the references of several cases may take together
+DEFAULT_BYTES = (200_000_000, 1_500_000_000)  # disk and memory of the default profile's dumps
+TELL_SECONDS = 0.2
+REFERENCE_COLUMNS = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("cases", "piece", "left")]
 
 
 def build_all(workspace: Workspace, console: Console, *, workers: int) -> None:
@@ -26,7 +36,7 @@ def export(workspace: Workspace, console: Console, *, table: str = "float32") ->
 
     if table not in TABLE_DTYPES:
         raise UnjudgedError(f"table is {table!r}, but should be one of {', '.join(TABLE_DTYPES)}")
-    with _progress(console) as progress:
+    with _progress(console, MofNCompleteColumn()) as progress:
         task = progress.add_task(f"export {workspace.choice.arguments()}", total=len(workspace.graphs))
         folder = workspace.exporter.model_folder(table=table, each=lambda graph_id: progress.advance(task), verify=True)
         progress.update(task, completed=len(workspace.graphs))
@@ -47,34 +57,119 @@ def copy_out(folder: Path, target: Path) -> Path:
 
 
 def dumps(workspace: Workspace, console: Console, *, workers: int, again: bool = False) -> None:
-    """Make the dumps that are not there, several cases at a time; again: those that are there as well."""
+    """Make the dumps that are not there, several cases at a time where memory allows it; again: all of them."""
     missing = [name for name in case_names(workspace) if again or not workspace.has_dump(name)]
     if not missing:
         return
-    _ = workspace.fingerprint  # the checkpoint is written once, before the processes start
+    workers = room_for(workspace, missing, workers)  # the checkpoint is written once, before the processes start
+    context = get_context("spawn")
     with (
-        _progress(console) as progress,
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+        _progress(console, *REFERENCE_COLUMNS) as progress,
+        context.Manager() as manager,
+        ProcessPoolExecutor(workers, mp_context=context) as pool,
     ):
-        task = progress.add_task(f"reference {workspace.choice.arguments()}", total=len(missing))
-        futures = [pool.submit(make_dump, workspace.choice, name, again=again) for name in missing]
+        told, stop = manager.Queue(), manager.Event()
+        display = _Display(progress, f"reference {workspace.choice.arguments()}", len(missing))
+        waiting = {
+            pool.submit(make_dump, workspace.choice, name, _Teller(name, told, stop), again=again) for name in missing
+        }
         try:
-            for future in as_completed(futures):
-                future.result()
-                progress.advance(task)
+            while waiting:
+                done, waiting = wait(waiting, timeout=TELL_SECONDS, return_when=FIRST_COMPLETED)
+                display.show(told)
+                for future in done:
+                    display.finish(future.result())
         except BaseException:
+            stop.set()  # what is made so far is kept, and the next call goes on from there
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def make_dump(choice: Choice, name: str, *, again: bool = False) -> None:
-    """Make one dump, in a process of its own; again: whatever is there."""
+def room_for(workspace: Workspace, missing: Sequence[str], workers: int) -> int:
+    """How many cases at a time. Raises UnjudgedError where disk or memory do not suffice for one."""
+    from references import dumping
+
+    cases = [workspace.cases[name] for name in missing if name in workspace.cases] or list(workspace.cases.values())
+    found = dumping.needs(workspace.model, workspace.checkpoint, cases).values()
+    memory = max(needs.memory for needs in found)
+    workers = max(1, min(workers, MEMORY_BYTES // memory))
+    kept = sum(path.stat().st_size for path in (home() / "unfinished").glob("*"))  # of runs that go on
+    disk = max(0, sum(needs.disk for needs in found) - kept)
+    command = f"python -m parity dumps {workspace.choice.arguments()}"
+    modes = [Mode(f"{command} --workers {n}", disk, n * memory) for n in (workers, 1)]
+    default = [] if workspace.is_default else [Mode(f"python -m parity dumps {workspace.model}", *DEFAULT_BYTES)]
+    require(modes[0], [*modes[1:], *default], workspace.store.root)
+    return workers
+
+
+def make_dump(choice: Choice, name: str, tell: "_Teller | None" = None, *, again: bool = False) -> str:
+    """Make one dump, in a process of its own, again: whatever is there; its case's name."""
+    if tell:
+        tell.check()
     workspace = Workspace(choice)
     if again and workspace.is_committed(name):
         commit_dump(workspace)
     elif again:
         workspace.remove_dump(name)
-    workspace.dump(name)
+    workspace.dump(name, tell)
+    return name
+
+
+class _Teller:
+    """Tells the first process how far a case is, and ends the case where that process was stopped."""
+
+    def __init__(self, name: str, told: Any, stop: Any) -> None:
+        self._name, self._told, self._stop = name, told, stop
+        self._next = 0.0
+
+    def check(self) -> None:
+        """End the case where the first process was stopped."""
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+
+    def __call__(self, progress: Any) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + TELL_SECONDS
+        self.check()
+        self._told.put((self._name, progress))
+
+
+class _Display:
+    """One line: cases, the case's pieces, the last piece, the time that is left by the work that is left."""
+
+    def __init__(self, progress: Progress, description: str, cases: int) -> None:
+        self._progress, self._cases = progress, cases
+        self._shares: dict[str, float] = {}
+        self._kept: dict[str, float] = {}
+        self._start = time.monotonic()
+        self._task = progress.add_task(description, total=cases, cases=f"0/{cases} cases", piece="", left="")
+
+    def show(self, told: Any) -> None:
+        """Take in what the processes told."""
+        while not told.empty():
+            name, found = told.get()
+            self._shares[name], self._kept[name] = found.share, found.kept
+            piece = f"{name} {found.done}/{found.pieces} {found.piece}"
+            self._progress.update(self._task, completed=self._share, piece=piece, left=self._left())
+
+    def finish(self, name: str) -> None:
+        """A case is done."""
+        self._shares[name] = 1.0
+        done = sum(share == 1.0 for share in self._shares.values())
+        cases = f"{done}/{self._cases} cases"
+        self._progress.update(self._task, completed=self._share, cases=cases, left=self._left())
+
+    @property
+    def _share(self) -> float:
+        return sum(self._shares.values())
+
+    def _left(self) -> str:
+        made = self._share - sum(self._kept.values())  # what was kept from a run before took no time now
+        if made <= 0:
+            return ""
+        seconds = (time.monotonic() - self._start) * (self._cases - self._share) / made
+        return f"{timedelta(seconds=round(seconds))} left"
 
 
 def commit_dump(workspace: Workspace) -> Path:
@@ -85,6 +180,5 @@ def commit_dump(workspace: Workspace) -> Path:
     return dump_paths(folder, name)[0]
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+def _progress(console: Console, *columns: ProgressColumn) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn(), console=console)

@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import math
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +19,8 @@ from harness.dumps import Dump, dump_paths, read_dump, write_dump
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
 from harness.ids import suggest
+from harness.resources import Mode, require
+from harness.scratch import Scratch, discard
 from harness.store import Store, atomic_write_text, key
 from references import MODELS, PACKAGES
 
@@ -96,9 +100,11 @@ class Workspace:
 
     @cached_property
     def cases(self) -> dict[str, Any]:
-        """The chosen cases by name; the first of the model is its default."""
-        known = {case.name: case for case in self.description.CASES}
-        names = self.choice.cases or (tuple(known) if self.is_default else (next(iter(known)),))
+        """The chosen cases by name; a checkpoint that is not the model's default has one, unless more are named."""
+        every = tuple(case.name for case in self.description.CASES)
+        known = {case.name: case for case in (*self.description.CASES, *self.description.WIDE_CASES)}
+        one = next(iter(self.description.WIDE_CASES), self.description.CASES[0]).name
+        names = self.choice.cases or (every if self.is_default else (one,))
         for name in names:
             if name not in known:
                 raise UnjudgedError(f"case {name} is unknown; did you mean {suggest(name, known)}?")
@@ -113,6 +119,7 @@ class Workspace:
         name = _source_key(self.model, profile, self.choice.only)
 
         def build(folder: Path) -> None:
+            require(Mode(command, disk=self._checkpoint_bytes(), memory=0), (), folder)
             importlib.import_module(f"references.{self.model}.source").write(folder, profile, only=self.choice.only)
 
         command = f"python -m parity checkpoint {self.choice.arguments()}"
@@ -143,8 +150,11 @@ class Workspace:
         """Whether this is the model's own checkpoint of its default profile."""
         return self.choice.checkpoint is None and self.profile == next(iter(self.description.PROFILES))
 
-    def dump(self, name: str) -> Dump:
-        """The reference dump of a case or of a shape case `length_N`. Raises UnjudgedError on another name."""
+    def dump(self, name: str, tell: Callable[[Any], None] | None = None) -> Dump:
+        """The reference dump of a case or of a shape case `length_N`; `tell` hears how far it is, where it is made.
+
+        Raises UnjudgedError on another name.
+        """
         known = [*self.cases, *shape_cases()]
         if name not in known:
             raise UnjudgedError(f"case {name} is unknown; did you mean {suggest(name, known)}?")
@@ -152,7 +162,7 @@ class Workspace:
             wanted = {"checkpoint": self.fingerprint, "case": self.cases[name].identity()}
             command = f"python -m parity dumps {self.model} --commit"
             return read_dump(COMMITTED / self.model, name, command=command, expect_provenance=wanted)
-        folder = self._dump_folder(name)
+        folder = self._dump_folder(name, tell)
         return read_dump(folder, name, command=f"python -m parity dumps {self.choice.arguments()}")
 
     def has_dump(self, name: str) -> bool:
@@ -164,28 +174,47 @@ class Workspace:
         default = next(iter(self.description.CASES)).name
         return name == default and self.is_default
 
-    def make_dump(self, name: str) -> Dump:
-        """Run the reference for a case, whatever is stored."""
+    def make_dump(self, name: str, scratch: Scratch | None = None, tell: Callable[[Any], None] | None = None) -> Dump:
+        """Run the reference for a case, whatever is stored; a scratch on disk lets a broken run go on."""
         from references import dumping
 
         if name.startswith("length_"):
-            return dumping.build_shapes(self.model, self.checkpoint, int(name.removeprefix("length_")))
-        return dumping.build(self.model, self.checkpoint, self.cases[name])
+            length = int(name.removeprefix("length_"))
+            return dumping.build_shapes(self.model, self.checkpoint, length, scratch, tell)
+        return dumping.build(self.model, self.checkpoint, self.cases[name], scratch, tell)
 
     def remove_dump(self, name: str) -> None:
-        """Remove a case's dump from the store."""
+        """Remove a case's dump from the store, and what a broken run left of it."""
         shutil.rmtree(self._dump_path(name), ignore_errors=True)
+        discard(self._scratch_path(name))
 
-    def _dump_folder(self, name: str) -> Path:
+    def _scratch_path(self, name: str) -> Path:
+        return home() / "unfinished" / f"{self.model}-{name}-{self.fingerprint[:8]}-{self._dump_key(name)}.db"
+
+    def _dump_folder(self, name: str, tell: Callable[[Any], None] | None) -> Path:
+        path = self._scratch_path(name)
+
+        def build(folder: Path) -> None:
+            # what code made that has changed since
+            for stale in path.parent.glob(f"{self.model}-{name}-{self.fingerprint[:8]}-*.db"):
+                if stale != path:
+                    discard(stale)
+            scratch = Scratch(path)
+            try:
+                write_dump(folder, self.make_dump(name, scratch, tell))
+            finally:
+                scratch.close()
+
         command = f"python -m parity dumps {self.choice.arguments()}"
-        what = f"dump of case {name}"
-        return self.store.get(
-            "dump",
-            self._dump_key(name),
-            lambda folder: write_dump(folder, self.make_dump(name)),
-            name=what,
-            command=command,
-        )
+        folder = self.store.get("dump", self._dump_key(name), build, name=f"dump of case {name}", command=command)
+        discard(path)
+        return folder
+
+    def _checkpoint_bytes(self) -> int:
+        """Size of the synthetic checkpoint: two bytes for a number; a part of it is smaller."""
+        shapes = self.description.tensors(self.description.read_sizes(self.config, Path(self.profile)))
+        chosen = (shape for name, shape in shapes.items() if any(fnmatch(name, part) for part in self.choice.only))
+        return 2 * sum(map(math.prod, chosen))
 
     def _dump_path(self, name: str) -> Path:
         return self.store.root / "dump" / self._dump_key(name)

@@ -1,51 +1,70 @@
-"""Dumps: run a model's graphs in fp32 in their order, with the float64 noise floor of each output beside it."""
+"""Dumps: run a model's graphs in fp32 in their order, with the float64 noise floor of each output beside it.
+
+What is made goes into a scratch piece by piece, and from there into the dump: memory holds a layer or two.
+"""
 
 import importlib
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from harness.dumps import Dump
 from harness.graphs import Graph
-from harness.metrics import measure
-from references import PACKAGES
+from harness.scratch import Scratch
+from references import PACKAGES, plan
 from references.cases import Case
 from references.checkpoint import Checkpoint
 from references.kinds import Tensors
+from references.plan import Needs, work
+from references.run import GREEDY, Run, Tell, local, silent
 from references.shards import EVERYTHING, PARTIAL
 
 Reference = Any  # a model's class of that name: `graphs`, `checkpoint`, `run(graph, inputs, double=...)`
 
 
-def build(model: str, checkpoint: Path, case: Case) -> Dump:
-    """The dump of one case: every tensor that `trace` of the model names."""
-    reference = open_reference(model, checkpoint)
-    with one_thread():
-        tensors, values = importlib.import_module(f"references.{model}.trace").trace(reference, case)
-    return Dump(model, case.name, _numpy(tensors), values, provenance(reference.checkpoint, case))
+def build(model: str, checkpoint: Path, case: Case, scratch: Scratch | None = None, tell: Tell | None = None) -> Dump:
+    """The dump of one case: every tensor that `trace` of the model names. A scratch on disk outlives a broken run."""
+    reference, scratch = open_reference(model, checkpoint), scratch or Scratch()
+    modules = importlib.import_module(f"references.{model}.trace")
+    run = Run(reference, scratch, work(reference, modules.lengths(reference, case), case.new_tokens), tell or silent)
+    with one_thread(), reference.reading_ahead():
+        _, values = modules.trace(reference, case, run)
+    return Dump(model, case.name, scratch.tensors(GREEDY), values, provenance(reference.checkpoint, case))
 
 
-def build_shapes(model: str, checkpoint: Path, length: int) -> Dump:
+def build_shapes(
+    model: str, checkpoint: Path, length: int, scratch: Scratch | None = None, tell: Tell | None = None
+) -> Dump:
     """The dump of a shape case: every graph on seeded random inputs, all dynamic sizes derived from `length`."""
-    reference = open_reference(model, checkpoint)
-    tensors: Tensors = {}
-    floors: dict[str, float] = {}
-    with one_thread():
+    reference, scratch = open_reference(model, checkpoint), scratch or Scratch()
+    run = Run(reference, scratch, work(reference, shape_lengths(length), 0), tell or silent)
+    with one_thread(), reference.reading_ahead():
         for graph in reference.graphs.values():
             inputs = random_inputs(graph, length)
-            tensors |= {f"{local(graph)}.in.{name}": value for name, value in inputs.items()}
-            run_graph(reference, graph, inputs, tensors, floors)
+            run.keep(f"{graph.id}.in", partial(_as_inputs, graph, inputs))
+            run.graph(graph, partial(dict, inputs))
     name = f"length_{length}"
     found = {"checkpoint": reference.checkpoint.fingerprint(), "case": name}
-    return Dump(model, name, _numpy(tensors), {"floors": floors}, found)
+    return Dump(model, name, scratch.tensors(GREEDY), {"floors": run.floors()}, found)
+
+
+def shape_lengths(length: int) -> dict[str, int]:
+    """The sizes of a shape case, near enough to weigh its graphs."""
+    return dict.fromkeys(("patches", "cells", "T", "L"), length)
+
+
+def needs(model: str, checkpoint: Path, cases: Sequence[Case]) -> dict[str, Needs]:
+    """What each case takes of the machine."""
+    reference = open_reference(model, checkpoint)
+    lengths = importlib.import_module(f"references.{model}.trace").lengths
+    return {case.name: plan.needs(reference, lengths(reference, case), case.new_tokens) for case in cases}
 
 
 def open_reference(model: str, folder: Path) -> Reference:
@@ -69,28 +88,6 @@ def provenance(checkpoint: Checkpoint, case: Case) -> dict[str, Any]:
     return {"checkpoint": checkpoint.fingerprint(), "case": case.identity(), "made_with": made_with}
 
 
-def run_graphs(reference: Reference, graphs: Iterable[Graph], tensors: Tensors, floors: dict[str, float]) -> None:
-    """Run graphs on what `tensors` holds for them, and add their outputs and floors."""
-    for graph in graphs:
-        run_graph(reference, graph, gather(graph, tensors), tensors, floors)
-
-
-def run_graph(
-    reference: Reference, graph: Graph, inputs: Mapping[str, Tensor], tensors: Tensors, floors: dict[str, float]
-) -> None:
-    """Run one graph in fp32 and in float64."""
-    outputs = reference.run(graph, inputs)
-    exact = reference.run(graph, inputs, double=True)
-    for name, value in outputs.items():
-        tensors[f"{local(graph)}.{name}"] = value.contiguous()
-        floors[f"{local(graph)}.{name}"] = measure(value.numpy(), exact[name].numpy()).rel_l2
-
-
-def gather(graph: Graph, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The inputs of a graph out of a dump's tensors."""
-    return {name: torch.cat([tensors[source] for source in sources], dim=-2) for name, sources in graph.sources.items()}
-
-
 def random_inputs(graph: Graph, length: int) -> Tensors:
     """Seeded inputs: tables of true angles, a mask with one visible column at least, the rest normal."""
     lengths = {name: length + 2 * place for place, name in enumerate(graph.structure.length_names)}
@@ -107,13 +104,8 @@ def random_inputs(graph: Graph, length: int) -> Tensors:
     return inputs
 
 
-def local(graph: Graph) -> str:
-    """A graph's id without its model: the prefix of its tensors in a dump."""
-    return graph.id.partition("/")[2]
-
-
-def _numpy(tensors: Tensors) -> dict[str, np.ndarray]:
-    return {name: value.numpy() for name, value in tensors.items()}
+def _as_inputs(graph: Graph, inputs: Tensors) -> Tensors:
+    return {f"{local(graph)}.in.{name}": value for name, value in inputs.items()}
 
 
 @contextmanager

@@ -1,10 +1,14 @@
 """A dump comes back as it was, has the same bytes each time, and is refused when anything about it is off."""
 
 import json
+import pickle
+import tracemalloc
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,3 +132,49 @@ def test_stale_provenance_names_key_and_values(tmp_path: Path) -> None:
 def test_nan_is_no_value(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_dump(tmp_path, Dump("m", "c", {}, {"x": float("nan")}))
+
+
+def test_the_bytes_are_safetensors_own(tmp_path: Path) -> None:
+    names = ["bool", "float16", "float32", "float64", "complex64"]
+    names += [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    tensors: dict[str, Tensor] = {f"{place % 3}.{name}": np.ones((place, 3), name) for place, name in enumerate(names)}
+    tensors |= {name: np.ascontiguousarray(tensor) for name, tensor in dump().tensors.items() if tensor.ndim}
+    write_dump(tmp_path, Dump("m", "c", tensors))
+    assert dump_paths(tmp_path, "c")[0].read_bytes() == safetensors.numpy.save(dict(sorted(tensors.items())))
+    read = read_dump(tmp_path, "c", command=COMMAND).tensors
+    assert {name: str(read[name].dtype) for name in read} == {
+        name: str(tensor.dtype) for name, tensor in tensors.items()
+    }
+
+
+class OneByOne(Mapping[str, Tensor]):
+    """64 tensors of 1 MB, each made when it is asked for."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return np.full(1 << 17, int(name), np.float64)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(map(str, range(64)))
+
+    def __len__(self) -> int:
+        return 64
+
+
+def test_is_written_and_read_tensor_by_tensor(tmp_path: Path) -> None:
+    tracemalloc.start()  # numpy tells it of its arrays
+    write_dump(tmp_path, Dump("m", "c", OneByOne()))
+    read = read_dump(tmp_path, "c", command=COMMAND)
+    assert all((tensor == int(name)).all() for name, tensor in read.tensors.items())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_a_tensor_that_is_read_is_a_copy_of_ones_own(tmp_path: Path) -> None:
+    write_dump(tmp_path, dump())
+    read = read_dump(tmp_path, "receipt", command=COMMAND)
+    read.tensors["turned"][...] = 0
+    assert read.tensors["turned"].any()
+    with pytest.raises(KeyError):
+        read.tensors["nothing"]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(read)).tensors["turned"], read.tensors["turned"])

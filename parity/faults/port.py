@@ -74,7 +74,11 @@ class Port:
     def change_dump(self, change: Callable[[Dump], Dump]) -> None:
         """Change what the reference says."""
         dump = self.workspace.dump
-        self.workspace.dump = lambda name: change(dump(name))  # type: ignore[method-assign]
+
+        def changed(name: str, tell: Callable[[Any], None] | None = None) -> Dump:
+            return change(dump(name, tell))
+
+        self.workspace.dump = changed  # type: ignore[method-assign]
 
     def generate(self, case: Any, pictures: list[NDArray[np.uint8]], forced: list[int] | None) -> list[Any]:
         """Tokens of the pipeline; greedy without `forced`."""

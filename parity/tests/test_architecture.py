@@ -181,6 +181,7 @@ NAMES = {
     "references.{model}": (
         "CASES",
         "PROFILES",
+        "WIDE_CASES",
         "frame_tokens",
         "graphs",
         "read_sizes",
@@ -189,7 +190,7 @@ NAMES = {
     ),
     "references.{model}.model": ("Reference",),
     "references.{model}.source": ("write",),
-    "references.{model}.trace": ("trace",),
+    "references.{model}.trace": ("lengths", "trace"),
     "exporters.{model}": ("REWRITES",),
     "runtime.{model}": ("Pipeline",),
 }

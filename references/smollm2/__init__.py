@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UnjudgedError
-from references.smollm2.cases import CASES
+from references.smollm2.cases import CASES, WIDE_CASES
 from references.smollm2.config import PROFILES, Sizes, sizes
 from references.smollm2.graphs import graphs, structures
 from references.smollm2.weights import tensors
 
-__all__ = ["CASES", "PROFILES", "frame_tokens", "graphs", "read_sizes", "structures", "tensors"]
+__all__ = ["CASES", "PROFILES", "WIDE_CASES", "frame_tokens", "graphs", "read_sizes", "structures", "tensors"]
 
 
 def read_sizes(config: dict[str, Any], folder: Path) -> Sizes:

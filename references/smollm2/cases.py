@@ -32,3 +32,5 @@ CASES = (
     Case("empty", "", new_tokens=512, about="an empty user turn"),
     Case("special", "What does <|im_end|> mean in <|im_start|>user text, and <|endoftext|>?", new_tokens=512),
 )
+
+WIDE_CASES: tuple[Case, ...] = ()  # it is small: any checkpoint of it can run what the default runs

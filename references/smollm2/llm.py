@@ -6,6 +6,7 @@ cut where the port keeps its cache.
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from references.kinds import Function, Kind, Tensors
+from references.cache import Step, make, through
+from references.kinds import Function, Kind, Tensors, doubled
 from references.smollm2.config import Sizes
 from references.smollm2.weights import LAYER
 
@@ -97,8 +99,7 @@ def dattn(layer: LlamaDecoderLayer, hidden: Tensor, query: Tensor, key: Tensor, 
 
 def to_double(layer: LlamaDecoderLayer) -> LlamaDecoderLayer:
     """A float64 copy; transformers' norms and eager softmax, which round to float32 inside, are replaced."""
-    double: LlamaDecoderLayer = copy.deepcopy(layer)
-    double.to(torch.float64)
+    double: LlamaDecoderLayer = doubled(layer)
     double.self_attn.config = copy.deepcopy(layer.self_attn.config)
     double.self_attn.config._attn_implementation = "sdpa"
     for name, norm in list(double.named_modules()):
@@ -111,8 +112,8 @@ def to_double(layer: LlamaDecoderLayer) -> LlamaDecoderLayer:
 class Decoder:
     """The whole decoder, layer by layer over one cache of transformers."""
 
-    def __init__(self, sizes: Sizes, layer: Callable[[int], LlamaDecoderLayer]) -> None:
-        self.sizes, self.layer = sizes, layer
+    def __init__(self, sizes: Sizes, layer: Callable[[int], LlamaDecoderLayer], step: Step = make) -> None:
+        self.sizes, self.layer, self.step = sizes, layer, step
         self.cache = DynamicCache()
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -123,10 +124,15 @@ class Decoder:
         hidden = rows[None]
         with torch.no_grad():
             for index in range(self.sizes.num_hidden_layers):
-                layer = self.layer(index)
-                layer.self_attn.layer_idx = index
-                hidden = layer(hidden, attention_mask=mask[None], cache=self.cache, position_embeddings=tables)
+                compute = partial(self._layer, index, hidden, mask, tables)
+                hidden = through(self.cache, index, past, self.step, compute)
         return hidden[0]
+
+    def _layer(self, index: int, hidden: Tensor, mask: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        layer = self.layer(index)
+        layer.self_attn.layer_idx = index
+        out: Tensor = layer(hidden, attention_mask=mask[None], cache=self.cache, position_embeddings=tables)
+        return out
 
 
 def new_norm(sizes: Sizes) -> LlamaRMSNorm:

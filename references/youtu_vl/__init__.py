@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UnjudgedError
-from references.youtu_vl.cases import CASES
+from references.youtu_vl.cases import CASES, WIDE_CASES
 from references.youtu_vl.config import PROFILES, Sizes, sizes
 from references.youtu_vl.graphs import graphs, structures
 from references.youtu_vl.weights import tensors
 
-__all__ = ["CASES", "PROFILES", "frame_tokens", "graphs", "read_sizes", "structures", "tensors"]
+__all__ = ["CASES", "PROFILES", "WIDE_CASES", "frame_tokens", "graphs", "read_sizes", "structures", "tensors"]
 
 
 def read_sizes(config: dict[str, Any], folder: Path) -> Sizes:

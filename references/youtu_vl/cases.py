@@ -43,3 +43,15 @@ CASES = (
     Case("long", LONG, about="over 600 tokens"),
     Case("unicode", "请用中文描述👩‍👩‍👧 和 🚀，一共 12345 个字！“你好”——再见…"),
 )
+
+# For the true widths, the first one by itself: the picture of the published port's own test. A greedy step reads all
+# 10.7 GB of weights, so it has few.
+WIDE_CASES = (
+    Case(
+        "seed",
+        DESCRIBE,
+        (scaled("china.jpg", 1468, 220),),
+        new_tokens=4,
+        about="1468x220, 1,288 patches, 322 image tokens; the port's own tokenizer made 348 tokens of its prompt",
+    ),
+)

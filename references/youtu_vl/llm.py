@@ -6,6 +6,7 @@ cut where the port keeps its cache: at the expanded key and value.
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from transformers.models.youtu.modeling_youtu import (
     eager_attention_forward,
 )
 
-from references.kinds import Function, Kind
+from references.cache import Step, make, through
+from references.kinds import Function, Kind, doubled
 from references.youtu_vl.config import TextSizes
 from references.youtu_vl.weights import TEXT_LAYER
 
@@ -106,8 +108,7 @@ def dattn(
 
 def to_double(layer: YoutuDecoderLayer) -> YoutuDecoderLayer:
     """A float64 copy. transformers' norms and its eager softmax would round to float32 inside: both are replaced."""
-    double: YoutuDecoderLayer = copy.deepcopy(layer)
-    double.to(torch.float64)
+    double: YoutuDecoderLayer = doubled(layer)
     double.self_attn.config = copy.deepcopy(layer.self_attn.config)
     double.self_attn.config._attn_implementation = "sdpa"
     for name, norm in list(double.named_modules()):
@@ -132,8 +133,8 @@ class _RMSNorm(nn.Module):
 class Decoder:
     """The whole decoder, layer by layer over one cache of transformers."""
 
-    def __init__(self, text: TextSizes, layer: Callable[[int], YoutuDecoderLayer]) -> None:
-        self.text, self.layer = text, layer
+    def __init__(self, text: TextSizes, layer: Callable[[int], YoutuDecoderLayer], step: Step = make) -> None:
+        self.text, self.layer, self.step = text, layer, step
         self.config = configuration(text)
         self.cache = DynamicCache()
 
@@ -145,9 +146,14 @@ class Decoder:
         hidden = rows[None]
         with torch.no_grad():
             for index in range(self.text.num_hidden_layers):
-                layer = self.layer(index)
-                hidden = layer(hidden, attention_mask=mask[None], cache=self.cache, position_embeddings=tables)
+                compute = partial(self._layer, index, hidden, mask, tables)
+                hidden = through(self.cache, index, past, self.step, compute)
         return hidden[0]
+
+    def _layer(self, index: int, hidden: Tensor, mask: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        layer = self.layer(index)
+        out: Tensor = layer(hidden, attention_mask=mask[None], cache=self.cache, position_embeddings=tables)
+        return out
 
 
 def new_norm(text: TextSizes) -> YoutuRMSNorm:
