@@ -44,7 +44,7 @@ report: .venv/ready ## report.html, report.json and report.md of the last run: m
 baseline: .venv/ready ## keep the last run; `python -m parity baseline --compare` tells what grew since
 	$(RUN) parity baseline
 
-faults: .venv/ready ## plant every fault of the corpus and print the scoreboard (a quarter of an hour)
+faults: .venv/ready ## plant every fault of the corpus and print the scoreboard (half an hour)
 	$(RUN) parity faults
 
 bench: .venv/ready ## measure: cold and warm run, memory, speed beside other engines: make bench [MODEL=smollm2]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.ids import suggest
 from parity.faults import FAULTS
 from parity.faults.port import Port
 
@@ -24,7 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption("--fault")
     fault = next((fault for fault in FAULTS if fault.name == name), None)
     if fault is None:
-        raise pytest.UsageError(f"fault {name} is not in the corpus; list it: python -m parity faults --help")
+        near = suggest(name, [fault.name for fault in FAULTS])
+        raise pytest.UsageError(f"fault {name} is not in the corpus; did you mean {near}?")
     config.stash[FOLDER] = tempfile.TemporaryDirectory()
     session = config.stash[SESSION]
     port = Port(session.workspaces[fault.model], Path(config.stash[FOLDER].name) / "model")

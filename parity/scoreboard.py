@@ -22,7 +22,7 @@ from harness.ids import suggest
 from harness.records import Record, read_records
 from harness.store import atomic_write_text
 from parity import checks, mutating
-from parity.attempts import attempted
+from parity.attempts import RED, attempted
 from parity.bisect import bisect
 from parity.checks import IDS, STAGES, Subject
 from parity.explain import Explanation, explain
@@ -204,9 +204,7 @@ def play(fault: Fault, workspace: Workspace, folder: Path) -> Score:
         fault.plant(port)
         explained = _explained(port, red) if place in workspace.graphs else None
         seconds = time.perf_counter() - began
-        bisected = bisect(
-            Subject.of(port.workspace, fault.case, port), open_reference(workspace.model, workspace.checkpoint)
-        )
+        bisected, probes = _bisected(port, fault.case)
     finally:
         port.close()
     hints = re.findall(r"^  hint: ([a-z -]+): ", "\n".join(record.detail for record in red), re.MULTILINE)
@@ -217,8 +215,8 @@ def play(fault: Fault, workspace: Workspace, folder: Path) -> Score:
         name=fault.name,
         expected=fault.expected,
         place=place.partition("/")[2],
-        bisected=(bisected.guilty or "").partition("/")[2] or "the end matches",
-        probes=len(bisected.probes),
+        bisected=bisected,
+        probes=probes,
         domain=domain if place else "",
         domain_right=bool(place) and domain == fault.domain,
         hints=tuple(sorted(hints, key=lambda hint: hint not in fault.hints)),
@@ -238,6 +236,16 @@ def _run_suite(fault: Fault, records: Path) -> tuple[str, tuple[Record, ...]]:
     if finished.returncode not in (0, 1):
         raise LookupError(f"the suite did not run with {fault.name} planted:\n{finished.stdout}{finished.stderr}")
     return finished.stdout, read_records(records).records
+
+
+def _bisected(port: Port, case: str) -> tuple[str, int]:
+    """What bisect names, and its probes."""
+    workspace = port.workspace
+    try:
+        found = bisect(Subject.of(workspace, case, port), open_reference(workspace.model, workspace.checkpoint))
+    except RED:  # it tells why, as the suite has done
+        return "refused", 0
+    return (found.guilty or "").partition("/")[2] or "the end matches", len(found.probes)
 
 
 def _explained(port: Port, red: Sequence[Record]) -> Explanation:

@@ -8,6 +8,7 @@ import numpy as np
 from parity.faults.port import Fault, Floats, Port
 from runtime import graphs
 from runtime.graphs import Arrays, NcnnRunner, set_fp32_options
+from runtime.mat import to_mat
 
 
 def _loaded(port: Port, graph_id: str, options: dict[str, bool]) -> None:
@@ -31,7 +32,9 @@ SCRATCH = np.empty(1 << 20, np.float32)
 
 
 def _borrowed(array: Floats, *, rank: int, where: str) -> ncnn.Mat:
-    """A Mat on a buffer that the next input overwrites."""
+    """For one graph, a Mat on a buffer that its next input overwrites."""
+    if "vision.layer.00" not in where:
+        return to_mat(array, rank=rank, where=where)
     buffer = SCRATCH[: array.size].reshape(array.shape)
     buffer[...] = array
     return ncnn.Mat(buffer)

@@ -180,6 +180,7 @@ FAULTS = (
         "transposed view read in order",
         "llm.layer.03.prefill",
         fed("youtu_vl/llm.layer.03.prefill", _transposed_view),
+        changes_ids=False,  # the answer goes through the joined net, and not this way
         hints=("axes", "value order"),
     ),
     Fault("ids of 64 bits read as 32", "fusion.embeds", _ids_of_64_bits, hints=("outside image", "scattered rows")),

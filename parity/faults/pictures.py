@@ -129,7 +129,11 @@ FAULTS = (
     ),
     Fault("blue channel first", "image.pixel_values", _pixels(_blue_first), hints=("channel order",)),
     Fault(
-        "picture turned as EXIF says", "test_exif_orientation_is_not_applied", _decoded(_turned), tests="test_image.py"
+        "picture turned as EXIF says",
+        "test_exif_orientation_is_not_applied",
+        _decoded(_turned),
+        changes_ids=False,
+        tests="test_image.py",
     ),
     Fault(
         "transparency on white",

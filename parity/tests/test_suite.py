@@ -325,7 +325,8 @@ def test_a_session_that_compared_a_port_with_itself_fails(
     code: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PARITY_HOME", str(tmp_path))
-    session: Any = SimpleNamespace(exitstatus=code, config=SimpleNamespace(stash=pytest.Stash()))
+    config = SimpleNamespace(stash=pytest.Stash(), getoption=lambda name: "")
+    session: Any = SimpleNamespace(exitstatus=code, config=config)
     plugin.pytest_sessionfinish(session)
     assert session.exitstatus == code
 
