@@ -91,12 +91,13 @@ def room_for(workspace: Workspace, missing: Sequence[str], workers: int) -> int:
 
     cases = [workspace.cases[name] for name in missing if name in workspace.cases] or list(workspace.cases.values())
     found = dumping.needs(workspace.model, workspace.checkpoint, cases).values()
-    memory = max(needs.memory for needs in found)
-    workers = max(1, min(workers, MEMORY_BYTES // memory))
+    largest = sorted((needs.memory for needs in found), reverse=True)  # that may come together
+    fitting = [n for n in range(1, min(workers, len(largest)) + 1) if sum(largest[:n]) <= MEMORY_BYTES]
+    workers = max(fitting, default=1)
     kept = sum(path.stat().st_size for path in (home() / "unfinished").glob("*"))  # of runs that go on
     disk = max(0, sum(needs.disk for needs in found) - kept)
     command = f"python -m parity dumps {workspace.choice.arguments()}"
-    modes = [Mode(f"{command} --workers {n}", disk, n * memory) for n in (workers, 1)]
+    modes = [Mode(f"{command} --workers {n}", disk, sum(largest[:n])) for n in (workers, 1)]
     default = [] if workspace.is_default else [Mode(f"python -m parity dumps {workspace.model}", *DEFAULT_BYTES)]
     require(modes[0], [*modes[1:], *default], workspace.store.root)
     return workers
