@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from exporters import layout, param
 from exporters.export import SELF_CHECK
+from exporters.folders import join, weight_files
 from harness.dumps import Dump
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
@@ -139,7 +140,7 @@ def explain(
     Raises UnjudgedError on an unknown id or case, a vision graph of a case without pictures, a folder that lacks it.
     """
     subject = _subject(workspace, graph_id, case)
-    for path in (folder / f"{graph_id}.{suffix}" for suffix in ("param", "bin")) if folder else ():
+    for path in (folder / f"{graph_id}.param", *weight_files(folder, graph_id)) if folder else ():
         if not path.is_file():
             raise UnjudgedError(f"{path} is missing; give a folder that `python -m parity export` wrote")
     with drill.start() as bench, tempfile.TemporaryDirectory() as work:
@@ -303,12 +304,13 @@ class _Chain:
     def files(self) -> tuple[Path, Path] | str:
         """The param and bin that are judged; or why the graph cannot be exported."""
         if self.folder is not None:
-            return self.folder / f"{self.graph.id}.param", self.folder / f"{self.graph.id}.bin"
+            files = weight_files(self.folder, self.graph.id)
+            return self.folder / f"{self.graph.id}.param", join(files, self.work / "judged.bin")
         try:
             folder = self.exporter.graph(self.graph.id)
         except UnjudgedError as error:
             return f"the graph cannot be exported: {str(error).splitlines()[0]}"
-        return folder / "graph.param", folder / "graph.bin"
+        return folder / "graph.param", join(self.exporter.weights(self.graph.id), self.work / "judged.bin")
 
     @cached_property
     def clean(self) -> tuple[Path, Path] | None:

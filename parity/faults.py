@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exporters import param
-from exporters.export import Exporter, link_or_copy
+from exporters.export import Exporter
+from exporters.folders import link_or_copy, own_weights
 from runtime import windows
 from runtime.graphs import Arrays, Manifest, NcnnRunner, set_fp32_options
 
@@ -69,6 +70,7 @@ def copy_model(source: Path, target: Path) -> None:
         if path.is_file():
             (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(path, target / path.relative_to(source))
+    own_weights(target)
 
 
 def edit_weights(exporter: Exporter, folder: Path, graph_id: str, change: Callable[[dict[str, Floats]], None]) -> None:
@@ -287,7 +289,7 @@ def _half_precision_on(port: Port) -> None:
     set_fp32_options(net.opt, 1)
     net.opt.use_bf16_storage = True
     net.load_param(str(port.folder / graph.param))
-    net.load_model(str(port.folder / graph.bin))
+    net.load_model(str(port.folder / graph.weights[0]))
     port.runner._nets[graph.id] = net
 
 
