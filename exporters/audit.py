@@ -6,7 +6,9 @@ Each finding is one sentence; an empty list is a clean graph.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +26,14 @@ _WHOLE_NUMBER = re.compile(r"(?<![\w.-])\d+(?![\w.])")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is audited: one graph's layers and the file of its weights."""
+    """What is audited: one graph's layers and the files of its weights, in a row."""
 
     structure: Structure
     layers: Sequence[Layer]
-    weights: Path
+    weights: Sequence[Path]
 
 
-def audit(structure: Structure, param_text: str, weights: Path) -> list[str]:
+def audit(structure: Structure, param_text: str, *weights: Path) -> list[str]:
     """Findings about one graph, in the order of CHECKS."""
     try:
         subject = Subject(structure, param.parse(param_text), weights)
@@ -120,21 +122,32 @@ def _weights(subject: Subject) -> Iterator[str]:
     if any(layer.type not in param.WEIGHTS for layer in subject.layers):
         return  # told by _unknown_layers; what the bin must hold is unknown
     blobs = param.blobs(list(subject.layers))
-    wanted, size = sum(blob.nbytes for blob in blobs), subject.weights.stat().st_size
+    wanted, size = sum(blob.nbytes for blob in blobs), sum(path.stat().st_size for path in subject.weights)
     if size != wanted:
         yield f"the bin has {size} bytes, but the param asks for {wanted}"
         return
-    words = np.memmap(subject.weights, np.float32, "r") if size else np.empty(0, np.float32)
-    position = 0
-    for blob in blobs:
-        if blob.flagged and (word := int(words[position : position + 1].view(np.uint32)[0])) != 0:
-            yield f"the weights of layer {blob.layer} are not stored as float32 (storage word {word:#010x})"
-            return
-        start = position + blob.flagged
-        position = start + blob.count
-        bad = int(np.count_nonzero(~np.isfinite(words[start:position])))
-        if bad:
-            yield f"the weights of layer {blob.layer} hold {bad} NaN or Inf"
+    with ExitStack() as opened:
+        files = [opened.enter_context(path.open("rb")) for path in subject.weights]
+        for blob in blobs:
+            word = int(_words(files, 1).view(np.uint32)[0]) if blob.flagged else 0
+            if word != 0:
+                yield f"the weights of layer {blob.layer} are not stored as float32 (storage word {word:#010x})"
+                return
+            bad = int(np.count_nonzero(~np.isfinite(_words(files, blob.count))))
+            if bad:
+                yield f"the weights of layer {blob.layer} hold {bad} NaN or Inf"
+
+
+def _words(files: list[BufferedReader], count: int) -> np.ndarray:
+    """The next numbers of files in a row."""
+    words = np.empty(count, np.float32)
+    rest = memoryview(words.data).cast("B")
+    while len(rest):
+        done = files[0].readinto(rest)
+        rest = rest[done:]
+        if not done:
+            files.pop(0)
+    return words
 
 
 CHECKS: tuple[Callable[[Subject], Iterator[str]], ...] = (

@@ -7,7 +7,7 @@ numbers in the .bin equals one tensor of the module. Constants (rotation matrice
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,14 +16,22 @@ from torch import nn
 from exporters.param import Blob
 from harness.errors import UnjudgedError
 
+FIRST = 64  # numbers of a run that are compared before all of them
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of numbers: which tensor of the module it holds."""
+    """One run of numbers: which tensor of the module it holds.
+
+    source: the checkpoint's name of the tensor with {index} for the layer's, or the hash of a constant.
+    begins: whether a file begins with it, so that a graph that holds no more than the rest can share the file.
+    """
 
     tensor: str
     transposed: bool
     flagged: bool
+    source: str = ""
+    begins: bool = False
 
 
 def set_probe_weights(module: nn.Module) -> None:
@@ -38,6 +46,11 @@ def tensors(module: nn.Module) -> dict[str, np.ndarray]:
     """Parameters and buffers of a module, float32."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: value.detach().numpy() for name, value in named}
+
+
+def constants(module: nn.Module) -> dict[str, np.ndarray]:
+    """The buffers of a module: what its layers hold besides the checkpoint's tensors."""
+    return {name: value.detach().numpy() for name, value in module.named_buffers()}
 
 
 def learn(weights: Path, blobs: Sequence[Blob], module: nn.Module) -> list[Entry]:
@@ -58,20 +71,29 @@ def learn(weights: Path, blobs: Sequence[Blob], module: nn.Module) -> list[Entry
     return entries
 
 
-def write(file: BinaryIO, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> None:
+class Output(Protocol):
+    """What weights are written to: a file opened for bytes, or something that is written to as one."""
+
+    def write(self, data: Any, /) -> object:
+        """Take all of the bytes."""
+
+
+def write(file: Output, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> None:
     """Write a .bin in the learnt layout."""
     for entry in entries:
         if entry.flagged:
             file.write(bytes(4))  # storage word 0: float32
         value = values[entry.tensor]
-        file.write(np.ascontiguousarray(value.T if entry.transposed else value, "<f4").tobytes())
+        file.write(np.ascontiguousarray(value.T if entry.transposed else value, "<f4").reshape(-1).data)
 
 
 def _match(numbers: np.ndarray, blob: Blob, known: Mapping[str, np.ndarray]) -> Entry:
     for name, value in known.items():
         if value.size == numbers.size:
             for transposed in (False, True):
-                if np.array_equal((value.T if transposed else value).ravel(), numbers):
+                array = value.T if transposed else value
+                # the first numbers tell most tensors apart, without a turned copy of 100 MB
+                if np.array_equal(array.flat[:FIRST], numbers[:FIRST]) and np.array_equal(array.ravel(), numbers):
                     return Entry(name, transposed, blob.flagged)
     raise UnjudgedError(
         f"the {blob.count} numbers of ncnn layer {blob.layer} equal no tensor of the rewritten layer: "

@@ -80,6 +80,7 @@ class Prefill(nn.Module):
     """A whole decoder layer over T tokens; also gives the rows for the cache."""
 
     PREFIXES: ClassVar = {"": LAYER}
+    CUTS: ClassVar = ("self_attn.o_proj.weight",)  # before it what dqkv holds, from it on what dattn holds
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

@@ -21,6 +21,8 @@ from filelock import FileLock
 from harness.errors import UnjudgedError
 
 _COMPLETE = "complete.json"
+Hashes = Mapping[str, str]  # file name -> sha256, of files whose bytes the build has hashed already
+Build = Callable[[Path], Hashes | None]
 _DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -35,7 +37,7 @@ class Store:
         self,
         kind: str,
         key: str,
-        build: Callable[[Path], None],
+        build: Build,
         *,
         verify: bool = False,
         name: str = "",
@@ -43,6 +45,7 @@ class Store:
     ) -> Path:
         """Return the artefact's folder, built by `build(folder)` unless it is there and whole.
 
+        What `build` returns, hashes of files by name, is listed as it is: gigabytes are not read again.
         verify: check hashes as well as sizes. name and command: what to call it and what to type, in errors.
         """
         folder = self.root / kind / key
@@ -55,6 +58,10 @@ class Store:
             if _fault(folder, verify):  # nobody else built it while we waited
                 _build(folder, build, name or f"{kind}/{key}")
         return folder
+
+    def holds(self, kind: str, key: str) -> bool:
+        """Whether an artefact is there and whole, by the sizes of its files."""
+        return not _fault(self.root / kind / key, verify=False)
 
     def _lock(self, kind: str, key: str) -> FileLock:
         return FileLock(self.root / kind / f"{key}.lock")
@@ -69,6 +76,11 @@ def key(**parts: Any) -> str:
     """Name an artefact by all that its content depends on: JSON values, and paths by their content."""
     text = json.dumps(parts, sort_keys=True, allow_nan=False, default=_by_content)
     return hashlib.sha256(text.encode()).hexdigest()[:32]  # 128 bits; Windows paths are short
+
+
+def listed_sha256(folder: Path, name: str) -> str:
+    """The hash of an artefact's file, as it was when it was built."""
+    return str(json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))[name]["sha256"])
 
 
 def file_sha256(path: Path) -> str:
@@ -106,7 +118,7 @@ def _by_content(part: object) -> str:
     raise TypeError(f"{type(part).__name__} has no canonical JSON: {part!r}")
 
 
-def _build(folder: Path, build: Callable[[Path], None], name: str) -> None:
+def _build(folder: Path, build: Build, name: str) -> None:
     """Build under the lock that the caller holds; any temporary folder found is of a dead build."""
     for leftover in folder.parent.glob(f"{folder.name}.tmp-*"):
         _remove(leftover)
@@ -114,21 +126,21 @@ def _build(folder: Path, build: Callable[[Path], None], name: str) -> None:
     try:
         with _disk_full_said(folder, name):
             temporary.mkdir()
-            build(temporary)
+            known = build(temporary) or {}
             if not any(temporary.iterdir()):
                 raise UnjudgedError(f"{name}: the build wrote no file")
-            atomic_write_text(temporary / _COMPLETE, json.dumps(_list_files(temporary), indent=1))
+            atomic_write_text(temporary / _COMPLETE, json.dumps(_list_files(temporary, known), indent=1))
             _remove(folder)
             os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # what stays is removed by the next build
 
 
-def _list_files(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def _list_files(folder: Path, known: Hashes) -> dict[str, dict[str, Any]]:
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        for path in files
+        name: {"bytes": path.stat().st_size, "sha256": known.get(name) or file_sha256(path)}
+        for name, path in files.items()
     }
 
 

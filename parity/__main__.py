@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.errors import UnjudgedError
 from harness.ids import GraphId
-from harness.records import read_records
+from harness.records import RecordWriter, clear_records, read_records
 from harness.store import atomic_write_text
 from parity import building
 from parity.plugin import CLAIMS, pipeline_order, records_folder
@@ -37,9 +37,12 @@ def run(
     checkpoint: CheckpointOption = None,
     case: Case = None,
     workers: Workers = 2,
+    rolling: Annotated[bool, typer.Option("--rolling", help="export, judge and remove graph by graph")] = False,
 ) -> None:
     """Judge everything: checkpoint, export, dumps, every graph and stage, the greedy decode."""
     chosen = _workspaces(models, profile, checkpoint, case)
+    if rolling:
+        raise typer.Exit(_run_rolling(chosen, workers))
     for workspace in chosen:
         building.build_all(workspace, console, workers=workers)
     command = [
@@ -57,20 +60,7 @@ def run(
     )
     command += [part for name in case or () for part in ("--case", name)]
     finished = subprocess.run(command, cwd=ROOT, check=False).returncode
-    records = read_records(records_folder())
-    missing = missing_verdicts(records.records, chosen)
-    for line in missing[:5]:
-        console.print(f"without a verdict: {line}", markup=False)
-    for doubt, command_to_type in doubts(records.records, chosen).items():
-        console.print(f"could not be judged: {doubt}; write the dumps again: {command_to_type}", markup=False)
-    code = exit_code(finished, records, missing)
-    order = pipeline_order(chosen)
-    words = {0: "equal", 1: "different", 2: "could not be judged"}
-    console.print(
-        f"parity: {words[code]} ({len(records.records)} comparisons over {len(order)} ids, "
-        f"{len(missing)} without a verdict)"
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(_tell_verdict(chosen, finished, missing_verdicts(read_records(records_folder()).records, chosen)))
 
 
 @app.command()
@@ -222,6 +212,38 @@ def graphs(model: str, profile: Profile = "", checkpoint: CheckpointOption = Non
     """List the graph ids of a model in execution order."""
     for name in Workspace(Choice(model, profile, checkpoint)).graphs:
         print(name)
+
+
+def _run_rolling(chosen: list[Workspace], workers: int) -> int:
+    """Judge what can be judged graph by graph, and say what is left out; the exit code."""
+    from parity import rolling
+
+    clear_records(records_folder())
+    writer = RecordWriter(records_folder(), "main")
+    for workspace in chosen:
+        building.dumps(workspace, console, workers=workers)
+        rolling.run(workspace, writer.write)
+    missing = missing_verdicts(read_records(records_folder()).records, chosen)
+    left_out = [line for line in missing if rolling.is_left_out(line)]
+    console.print(f"left out, since they decode with the whole export: {', '.join(left_out)}", markup=False)
+    return _tell_verdict(chosen, 0, [line for line in missing if line not in left_out])
+
+
+def _tell_verdict(chosen: list[Workspace], finished: int, missing: list[str]) -> int:
+    """Print the verdict of a run that ended with the code `finished`; the exit code."""
+    for line in missing[:5]:
+        console.print(f"without a verdict: {line}", markup=False)
+    records = read_records(records_folder())
+    for doubt, command_to_type in doubts(records.records, chosen).items():
+        console.print(f"could not be judged: {doubt}; write the dumps again: {command_to_type}", markup=False)
+    code = exit_code(finished, records, missing)
+    order = pipeline_order(chosen)
+    words = {0: "equal", 1: "different", 2: "could not be judged"}
+    console.print(
+        f"parity: {words[code]} ({len(records.records)} comparisons over {len(order)} ids, "
+        f"{len(missing)} without a verdict)"
+    )
+    return code
 
 
 def _workspace_of(graph_id: str, profile: str, checkpoint: Path | None) -> Workspace:

@@ -58,15 +58,16 @@ class Figure:
 def bench(model: str, console: Console, *, runs: int) -> None:
     """Measure a model's default profile, print the table, write bench-MODEL.json."""
     speed = _engines if _package_file(model) else _decode
-    _tell(model, [*_whole_runs(model, runs), *speed(model, runs), *_weight_modes(model, runs)], console, runs)
+    tell(model, [*_whole_runs(model, runs), *speed(model, runs), *_weight_modes(model, runs)], console, runs)
 
 
 def bench_tokenizers(console: Console, *, runs: int) -> None:
     """Measure the runtime's tokenizer with the published vocabularies, print the table, write bench-tokenizers.json."""
-    _tell("tokenizers", list(_tokenizers(runs)), console, runs)
+    tell("tokenizers", list(_tokenizers(runs)), console, runs)
 
 
-def _tell(name: str, figures: list[Figure], console: Console, runs: int) -> None:
+def tell(name: str, figures: list[Figure], console: Console, runs: int) -> None:
+    """Print a table of figures and write bench-NAME.json."""
     about = {
         "machine": platform.platform(),
         "cores": psutil.cpu_count(),

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from harness.dumps import dump_paths, write_dump
 from harness.errors import UnjudgedError
@@ -32,14 +40,16 @@ def build_all(workspace: Workspace, console: Console, *, workers: int) -> None:
 
 def export(workspace: Workspace, console: Console, *, table: str = "float32") -> Path:
     """Export every graph; the model folder."""
-    from exporters.export import TABLE_DTYPES
+    from exporters import space
 
-    if table not in TABLE_DTYPES:
-        raise UnjudgedError(f"table is {table!r}, but should be one of {', '.join(TABLE_DTYPES)}")
-    with _progress(console, MofNCompleteColumn()) as progress:
-        task = progress.add_task(f"export {workspace.choice.arguments()}", total=len(workspace.graphs))
-        folder = workspace.exporter.model_folder(table=table, each=lambda graph_id: progress.advance(task), verify=True)
-        progress.update(task, completed=len(workspace.graphs))
+    if table not in space.TABLE_DTYPES:
+        raise UnjudgedError(f"table is {table!r}, but should be one of {', '.join(space.TABLE_DTYPES)}")
+    exporter = workspace.exporter
+    sizes = {graph_id: space.graph_bytes(exporter, graph) for graph_id, graph in exporter.graphs.items()}
+    with _progress(console, DownloadColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task(f"export {workspace.choice.arguments()}", total=sum(sizes.values()))
+        folder = exporter.model_folder(table=table, each=lambda name: progress.advance(task, sizes[name]), verify=True)
+        progress.update(task, completed=sum(sizes.values()))
     # where `python -m runtime` looks when it is given no folder
     atomic_write_text(home() / "exported" / f"{workspace.model}.txt", str(folder))
     return folder
@@ -182,4 +192,5 @@ def commit_dump(workspace: Workspace) -> Path:
 
 
 def _progress(console: Console, *columns: ProgressColumn) -> Progress:
+    """A display of what is done, ending in the given columns."""
     return Progress(TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn(), console=console)

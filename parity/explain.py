@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from exporters.folders import weight_files
 from harness.errors import UnjudgedError
 from harness.isolation import Isolated
 from parity import drill
@@ -114,7 +115,7 @@ def explain(
     Raises UnjudgedError on an unknown id or case, a vision graph of a case without pictures, a folder that lacks it.
     """
     question = ask(workspace, graph_id, case)
-    for path in (folder / f"{graph_id}.{suffix}" for suffix in ("param", "bin")) if folder else ():
+    for path in (folder / f"{graph_id}.param", *weight_files(folder, graph_id)) if folder else ():
         if not path.is_file():
             raise UnjudgedError(f"{path} is missing; give a folder that `python -m parity export` wrote")
     with start() as bench, tempfile.TemporaryDirectory() as work:

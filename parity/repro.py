@@ -33,7 +33,7 @@ def write(workspace: Workspace, graph_id: str, case: str, target: Path) -> Path:
         raise UnjudgedError(f"{target} is there already; remove it, or name another folder after --to")
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(workspace.exporter.graph(graph_id), unfinished, ignore=shutil.ignore_patterns("complete.json"))
+    workspace.exporter.copy_graph(graph_id, unfinished)
     inputs = inputs_of(graph, dump)
     ordered: dict[str, Any] = {port.name: np.ascontiguousarray(inputs[port.name]) for port in graph.structure.inputs}
     np.savez(unfinished / "inputs.npz", **ordered)

@@ -30,6 +30,10 @@ class Server:
             self._runners[folder] = runner
         return runner.run(entry["id"], inputs)
 
+    def forget(self, folder: str) -> None:
+        """Let go of a graph's weights."""
+        self._runners.pop(folder, None)
+
     def generate(
         self,
         folder: str,

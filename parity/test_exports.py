@@ -312,11 +312,12 @@ FAULTS: dict[str, tuple[str, Edit, list[str]]] = {
 
 
 def files_of(exporter: Exporter, graph_id: str) -> Files:
-    folder = exporter.graph(graph_id)
-    return Files(
-        param.parse((folder / "graph.param").read_text(encoding="utf-8")),
-        bytearray((folder / "graph.bin").read_bytes()),
-    )
+    text = (exporter.graph(graph_id) / "graph.param").read_text(encoding="utf-8")
+    return Files(param.parse(text), bytearray(bytes_of(exporter, graph_id)))
+
+
+def bytes_of(exporter: Exporter, graph_id: str) -> bytes:
+    return b"".join(path.read_bytes() for path in exporter.weights(graph_id))
 
 
 def findings(exporter: Exporter, graph_id: str, text: str, weights: bytearray, folder: Path) -> list[str]:
@@ -361,7 +362,7 @@ def test_every_graph_passes_its_audit(exporter: Exporter) -> None:
     for graph_id, graph in exporter.graphs.items():
         folder = exporter.graph(graph_id)
         text = (folder / "graph.param").read_text(encoding="utf-8")
-        red[graph_id] = audit(graph.structure, text, folder / "graph.bin")
+        red[graph_id] = audit(graph.structure, text, *exporter.weights(graph_id))
     assert len(red) == 149
     assert {graph_id: found for graph_id, found in red.items() if found} == {}
 
@@ -397,7 +398,7 @@ def test_learnt_layout_gives_the_bytes_of_a_conversion_with_the_real_weights(
     text, weights = pnnx.convert(exporter.rewritten(graph), graph.structure, tmp_path)
     layers = param.plain_reshapes(param.isolate_inputs(param.unique_names(param.parse(text))))
     assert param.write(layers) == (folder / "graph.param").read_text(encoding="utf-8")
-    assert weights.read_bytes() == (folder / "graph.bin").read_bytes()
+    assert weights.read_bytes() == bytes_of(exporter, graph_id)
 
 
 def test_only_six_structures_are_converted(fresh: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +415,7 @@ def test_only_six_structures_are_converted(fresh: Exporter, monkeypatch: pytest.
         fresh.graph(graph_id)
     assert len(chosen) == 2 + 2 * 4
     assert converted == dict.fromkeys(KINDS, 1)
-    assert Counter(built(fresh)) == {"structure": 6, "graph": 10}
+    assert Counter(built(fresh)) == {"structure": 6, "graph": 10, "weights": 8}
     assert len(fresh.graphs) == 149
     assert {graph.structure.name for graph in fresh.graphs.values()} == set(KINDS)
 

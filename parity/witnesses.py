@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from exporters import param
 from exporters.export import SELF_CHECK
+from exporters.folders import join, weight_files
 from harness.errors import UnjudgedError
 from harness.isolation import Isolated
 from parity.blobs import Files, run_blobs
@@ -133,12 +134,13 @@ class Witnesses:
     def files(self) -> tuple[Path, Path] | str:
         """The param and bin that are judged; or why the graph cannot be exported."""
         if self.folder is not None:
-            return self.folder / f"{self.graph.id}.param", self.folder / f"{self.graph.id}.bin"
+            files = weight_files(self.folder, self.graph.id)
+            return self.folder / f"{self.graph.id}.param", join(files, self.work / "judged.bin")
         try:
             folder = self.exporter.graph(self.graph.id)
         except UnjudgedError as error:
             return f"the graph cannot be exported: {str(error).splitlines()[0]}"
-        return folder / "graph.param", folder / "graph.bin"
+        return folder / "graph.param", join(self.exporter.weights(self.graph.id), self.work / "judged.bin")
 
 
 def runtime_options(threads: int) -> dict[str, bool | int]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import EXPORT_AGAIN, InputError
 from runtime.mat import from_mat, to_mat
+from runtime.weights import load_weights
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -52,10 +53,10 @@ class Graph:
 
     id: str
     param: str
-    bin: str
+    weights: tuple[str, ...]  # files that are read one after the other; graphs may share them
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    sha256: Mapping[str, str]  # of both files, by name
+    sha256: Mapping[str, str]  # of all these files, by name
 
 
 @dataclass(frozen=True)
@@ -168,13 +169,12 @@ class NcnnRunner:
 
 def load_net(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.Net:
     """Load one graph for fp32 arithmetic. Raises InputError when a file is missing, altered or refused."""
-    for name in (graph.param, graph.bin):
-        check_file(folder / name, graph.sha256[name] if verify else None, graph.id)
-    param, weights = folder / graph.param, folder / graph.bin
+    check_files(folder, graph, verify=verify)
+    param, files = folder / graph.param, [folder / name for name in graph.weights]
     net = ncnn.Net()
     set_fp32_options(net.opt, threads)
-    for path, load in ((param, net.load_param), (weights, net.load_model)):
-        checked(load(str(path)), f"{graph.id}: ncnn cannot load {path}")
+    checked(net.load_param(str(param)), f"{graph.id}: ncnn cannot load {param}")
+    load_weights(net, files, f"{graph.id}: ncnn cannot load {' + '.join(map(str, files))}")
     _check_names(graph, "in", net.input_names(), graph.inputs)
     _check_names(graph, "out", net.output_names(), graph.outputs)
     return net
@@ -231,8 +231,9 @@ def _dynamic(dim: str) -> tuple[int, str]:
 def read_graph(entry: Mapping[str, Any]) -> Graph:
     """A graph's entry of the manifest."""
     inputs, outputs = (tuple(Port(p["name"], tuple(p["shape"])) for p in entry[key]) for key in ("inputs", "outputs"))
-    sha256 = {name: str(entry["sha256"][name]) for name in (entry["param"], entry["bin"])}
-    return Graph(entry["id"], entry["param"], entry["bin"], inputs, outputs, sha256)
+    weights = tuple(map(str, entry["weights"]))
+    sha256 = {name: str(entry["sha256"][name]) for name in (entry["param"], *weights)}
+    return Graph(entry["id"], entry["param"], weights, inputs, outputs, sha256)
 
 
 def _input_mat(graph: Graph, port: Port, array: NDArray[np.float32]) -> ncnn.Mat:
@@ -262,6 +263,12 @@ def _check_names(graph: Graph, kind: str, names: Sequence[str], ports: Sequence[
         raise InputError(
             f"{graph.id}: the {kind}puts of {graph.param} are {sorted(names)}, but should be {wanted}; {EXPORT_AGAIN}"
         )
+
+
+def check_files(folder: Path, graph: Graph, *, verify: bool) -> None:
+    """Raise InputError when a file of a graph is missing or, with `verify`, has another hash than the manifest's."""
+    for name in (graph.param, *graph.weights):
+        check_file(folder / name, graph.sha256[name] if verify else None, graph.id)
 
 
 def check_file(path: Path, sha256: str | None, what: str) -> None:

@@ -4,10 +4,8 @@ Between two graphs of a decode step lie some kilobytes, but the Python code that
 caches filled with weights: 60 graphs run one by one took a quarter longer than the same graphs joined.
 """
 
-import ctypes
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import EXPORT_AGAIN, InputError
-from runtime.graphs import BLOBS, WORKSPACE, Graph, check_file, check_finite, check_shape, checked, set_fp32_options
+from runtime.graphs import BLOBS, WORKSPACE, Graph, check_files, check_finite, check_shape, checked, set_fp32_options
 from runtime.mat import first_rows, to_mat, view
+from runtime.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,13 @@ class JoinedNet:
             f"{part.graph.id}.{port.name}": (part.graph, port) for part in parts for port in part.graph.outputs
         }
         for part in parts:
-            for name in (part.graph.param, part.graph.bin):
-                check_file(folder / name, part.graph.sha256[name] if verify else None, part.graph.id)
+            check_files(folder, part.graph, verify=verify)
         self._net = ncnn.Net()
         set_fp32_options(self._net.opt, threads)
         what = f"{parts[0].graph.id} to {parts[-1].graph.id}: ncnn cannot load"
         checked(self._net.load_param_mem(join(folder, parts)), f"{what} the joined param")
-        with closing(_Weights([folder / part.graph.bin for part in parts])) as weights:
-            checked(self._net.load_model(weights), f"{what} the weights")
-            if rest := weights.rest():
-                raise InputError(f"{what} all weights: {rest} bytes are left over; {EXPORT_AGAIN}")
+        files = [folder / name for part in parts for name in part.graph.weights]
+        load_weights(self._net, files, f"{what} the weights")
         # ncnn looks a name up among all blobs, one by one
         self.indexes: dict[str, int] = dict(zip(self._net.input_names(), self._net.input_indexes(), strict=True))
         self.indexes |= zip(self._net.output_names(), self._net.output_indexes(), strict=True)
@@ -143,45 +139,3 @@ def _layer(number: int, outer: Mapping[str, str], kind: str, name: str, n_in: st
     count = int(n_in) + int(n_out)
     blobs = [outer.get(blob, f"{number}:{blob}") for blob in rest[:count]]
     return " ".join([kind, f"{number}:{name}", n_in, n_out, *blobs, *rest[count:]])
-
-
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-
-
-class _Weights(ncnn.DataReader):
-    """Files as one stream, read straight into ncnn's memory."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        super().__init__()
-        self._paths = iter(paths)
-        self._file = next(self._paths).open("rb")
-
-    def read(self, buffer: object, size: int) -> int:
-        """Fill ncnn's buffer; fewer than `size` bytes at the end of the last file."""
-        target = memoryview((ctypes.c_char * size).from_address(_pointer(buffer, None))).cast("B")
-        done = 0
-        while done < size:
-            count = self._file.readinto(target[done:])
-            if not count and not self._next():
-                break
-            done += count
-        return done
-
-    def rest(self) -> int:
-        """Bytes that were not read."""
-        count = len(self._file.read())
-        while self._next():
-            count += len(self._file.read())
-        return count
-
-    def close(self) -> None:
-        """Close the last file."""
-        self._file.close()
-
-    def _next(self) -> bool:
-        path = next(self._paths, None)
-        if path is not None:
-            self._file.close()
-            self._file = path.open("rb")
-        return path is not None

@@ -19,7 +19,7 @@ def _loaded(port: Port, graph_id: str, options: dict[str, bool]) -> None:
     for name, value in options.items():
         setattr(net.opt, name, value)
     net.load_param(str(port.folder / graph.param))
-    net.load_model(str(port.folder / graph.bin))
+    net.load_model(str(port.folder / graph.weights[0]))
     port.runner._nets[graph.id] = net
 
 

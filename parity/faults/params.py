@@ -70,8 +70,8 @@ def _rebuilt_layer_differs(port: Port) -> None:
     def plant(exporter: Exporter) -> None:
         rewritten = exporter.rewritten
 
-        def changed(graph: Any) -> Any:
-            module = rewritten(graph)
+        def changed(graph: Any, *, double: bool = False) -> Any:
+            module = rewritten(graph, double=double)
             module.layer_norm2.eps = 1e-5
             return module
 

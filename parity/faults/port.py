@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exporters import param
-from exporters.export import Exporter, link_or_copy
+from exporters.export import Exporter
+from exporters.folders import link_or_copy, own_weights
 from harness.dumps import Dump
 from harness.isolation import CrashedError, Isolated
 from harness.store import Store
@@ -64,8 +65,9 @@ class Port:
         def exported_first(asked: str, inputs: Mapping[str, Floats]) -> Arrays:
             if asked == graph_id:
                 built = exporter.graph(graph_id)
-                for suffix in ("param", "bin"):
-                    replace(self.folder / f"{graph_id}.{suffix}", (built / f"graph.{suffix}").read_bytes())
+                replace(self.folder / f"{graph_id}.param", (built / "graph.param").read_bytes())
+                weights = b"".join(path.read_bytes() for path in exporter.weights(graph_id))
+                replace(self.folder / f"{graph_id}.bin", weights)
             outputs: Arrays = run(asked, inputs)
             return outputs
 
@@ -140,6 +142,7 @@ def copy_model(source: Path, target: Path) -> None:
         if path.is_file():
             (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(path, target / path.relative_to(source))
+    own_weights(target)
 
 
 def edit_weights(exporter: Exporter, folder: Path, graph_id: str, change: Callable[[dict[str, Floats]], None]) -> None:

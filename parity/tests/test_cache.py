@@ -19,7 +19,7 @@ from exporters import export, layout
 from exporters.export import Exporter
 from exporters.sources import source_of
 from harness.errors import UnjudgedError
-from harness.store import Store, file_sha256
+from harness.store import Build, Hashes, Store, file_sha256
 from parity.workspace import ROOT, Choice, Workspace
 from references.checkpoint import Checkpoint
 from runtime.errors import InputError
@@ -50,10 +50,10 @@ class Log(Store):
         super().__init__(root)
         self.built: list[str] = []
 
-    def get(self, kind: str, key: str, build: Callable[[Path], None], **options: Any) -> Path:
-        def logged(folder: Path) -> None:
+    def get(self, kind: str, key: str, build: Build, **options: Any) -> Path:
+        def logged(folder: Path) -> Hashes | None:
             self.built.append(str(options["name"]))
-            build(folder)
+            return build(folder)
 
         return super().get(kind, key, logged, **options)
 
@@ -71,7 +71,11 @@ def test_nothing_is_built_twice(exporter: Exporter, tmp_path: Path) -> None:
     first, second = Log(tmp_path), Log(tmp_path)
     for graph_id in chosen:
         like(exporter, first).graph(graph_id)
-    assert first.built == [GRAPH, "vision.layer", chosen[1], chosen[2], "llm.layer.dqkv"]
+    assert first.built == [
+        *(GRAPH, "vision.layer", f"{GRAPH} weights"),
+        *(chosen[1], f"{chosen[1]} weights"),
+        *(chosen[2], "llm.layer.dqkv", f"{chosen[2]} weights"),
+    ]
     folders = [like(exporter, second).graph(graph_id) for graph_id in chosen]
     assert second.built == []
     assert len(set(folders)) == 3
@@ -90,7 +94,7 @@ def test_a_file_cut_short_is_built_again(exporter: Exporter, tmp_path: Path) -> 
     weights.write_bytes(whole[:-4])
     again = Log(tmp_path)
     assert (like(exporter, again).graph(GRAPH) / "graph.bin").read_bytes() == whole
-    assert again.built == [GRAPH]
+    assert again.built == [GRAPH, f"{GRAPH} weights"]
 
 
 def test_an_altered_file_is_built_again_when_verified(exporter: Exporter, tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_an_altered_file_is_built_again_when_verified(exporter: Exporter, tmp_pa
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     again = Log(tmp_path)
     assert (like(exporter, again).graph(GRAPH, verify=True) / "graph.bin").read_bytes() == whole
-    assert again.built == [GRAPH]
+    assert again.built == [GRAPH, f"{GRAPH} weights"]
 
 
 # ---- what a key depends on
@@ -296,7 +300,7 @@ class Unchecked(Exporter):
 
     def __init__(self, checkpoint: Path, fingerprint: str, store: Store) -> None:
         super().__init__(MODEL, checkpoint, fingerprint, store)
-        self.__dict__["_reference"] = SimpleNamespace(checkpoint=Checkpoint(checkpoint))
+        self.__dict__["reference"] = SimpleNamespace(checkpoint=Checkpoint(checkpoint))
 
     def _self_check(self, graph: Any, module: Any) -> None:
         pass
@@ -335,8 +339,8 @@ def test_two_processes_build_a_graph_once(exporter: Exporter, tmp_path: Path) ->
     for child in children:
         child.join(SECONDS)
         assert child.exitcode == 0
-    lines = (tmp_path / "log.txt").read_text(encoding="utf-8").split()
-    assert sorted(lines) == ["ran", "ran", "vision.layer", GRAPH]
+    lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert sorted(lines) == ["ran", "ran", "vision.layer", GRAPH, f"{GRAPH} weights"]
 
 
 def test_a_killed_build_leaves_nothing_that_counts(exporter: Exporter, tmp_path: Path) -> None:
@@ -347,12 +351,12 @@ def test_a_killed_build_leaves_nothing_that_counts(exporter: Exporter, tmp_path:
     assert started.wait(SECONDS)
     child.kill()
     child.join(SECONDS)
-    (half,) = tmp_path.glob("graph/*/graph.bin")
+    (half,) = tmp_path.glob("weights/*/weights.bin")
     size = (exporter.graph(GRAPH) / "graph.bin").stat().st_size
     assert 0 < half.stat().st_size < size
     again = Log(tmp_path)
     folder = like(exporter, again).graph(GRAPH)
-    assert again.built == [GRAPH]
+    assert again.built == [GRAPH, f"{GRAPH} weights"]
     assert file_sha256(folder / "graph.bin") == file_sha256(exporter.graph(GRAPH) / "graph.bin")
     assert list(tmp_path.glob("graph/*/graph.bin")) == [folder / "graph.bin"]
 
@@ -443,7 +447,7 @@ def placed(exporter: Exporter, tmp_path: Path) -> Graph:
     folder = exporter.model_folder()
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     entry = next(entry for entry in manifest["graphs"] if entry["id"] == GRAPH)
-    for name in (entry["param"], entry["bin"]):
+    for name in (entry["param"], *entry["weights"]):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / name, tmp_path / name)
     return read_graph(entry)
@@ -457,7 +461,7 @@ def test_a_graph_loads_with_its_own_files(placed: Graph, tmp_path: Path) -> None
 def test_a_file_of_another_graph_is_refused(exporter: Exporter, placed: Graph, tmp_path: Path, file: str) -> None:
     """Weights of another checkpoint have the right size: only the hash tells."""
     other = "youtu_vl/vision.layer.08" if file == "graph.bin" else "youtu_vl/vision.tail"
-    target = tmp_path / (placed.bin if file == "graph.bin" else placed.param)
+    target = tmp_path / (placed.weights[0] if file == "graph.bin" else placed.param)
     shutil.copyfile(exporter.graph(other) / file, target)
     with pytest.raises(InputError, match=rf"^{GRAPH}: .*{target.name} .*other hash.*; export the model again"):
         load_net(tmp_path, placed, threads=1, verify=True)

@@ -32,18 +32,19 @@ STRUCTURES = (
 VISION, PREFILL, SMOL = "youtu_vl/vision.layer.08", "youtu_vl/llm.layer.05.prefill", "smollm2/llm.layer.05.prefill"
 
 
-def subject(session: Session, name: str) -> tuple[Graph, Any, dict[str, Any], Path]:
-    """A graph, its rewritten layer, the reference's inputs, and its folder in the store."""
+def subject(session: Session, name: str, tmp_path: Path) -> tuple[Graph, Any, dict[str, Any], Path]:
+    """A graph, its rewritten layer, the reference's inputs, and a folder with its files."""
     workspace = session.workspaces[name.partition("/")[0]]
     graph = workspace.graphs[name]
     inputs = inputs_of(graph, workspace.dump(CASES[workspace.model]))
-    return graph, workspace.exporter.rewritten(graph), inputs, workspace.exporter.graph(name)
+    workspace.exporter.copy_graph(name, tmp_path / "exported")
+    return graph, workspace.exporter.rewritten(graph), inputs, tmp_path / "exported"
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_green_graph_names_no_blob(name: str, threads: int, session: Session) -> None:
-    graph, module, inputs, folder = subject(session, name)
+def test_green_graph_names_no_blob(name: str, threads: int, session: Session, tmp_path: Path) -> None:
+    graph, module, inputs, folder = subject(session, name, tmp_path)
     files = Files(folder / "graph.param", folder / "graph.bin", runtime_options(threads))
     with start() as bench:
         found = drill(bench, graph, module, inputs, files, tolerance=3e-6)
@@ -71,7 +72,7 @@ def test_green_graph_names_no_blob(name: str, threads: int, session: Session) ->
 def test_edit_of_the_param_is_named(
     name: str, old: str, new: str, line: str, holds: str, with_clean: bool, session: Session, tmp_path: Path
 ) -> None:
-    graph, module, inputs, folder = subject(session, name)
+    graph, module, inputs, folder = subject(session, name, tmp_path)
     text = (folder / "graph.param").read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "graph.param").write_text(text.replace(old, new), encoding="utf-8")
@@ -90,8 +91,8 @@ def test_edit_of_the_param_is_named(
     assert found.lines()[0].startswith(f"{name}: the first wrong blob is ")
 
 
-def test_half_precision_is_named_beside_the_clean_run(session: Session) -> None:
-    graph, module, inputs, folder = subject(session, SMOL)
+def test_half_precision_is_named_beside_the_clean_run(session: Session, tmp_path: Path) -> None:
+    graph, module, inputs, folder = subject(session, SMOL, tmp_path)
     paths = folder / "graph.param", folder / "graph.bin"
     rounded = runtime_options(1) | {"use_bf16_storage": True, "use_bf16_packed": True}
     with start() as bench:
@@ -101,7 +102,7 @@ def test_half_precision_is_named_beside_the_clean_run(session: Session) -> None:
 
 
 def test_faulty_weight_is_named_beside_the_clean_bin(session: Session, tmp_path: Path) -> None:
-    graph, module, inputs, folder = subject(session, PREFILL)
+    graph, module, inputs, folder = subject(session, PREFILL, tmp_path)
     port = Port(session.workspaces["youtu_vl"], tmp_path / "model")
 
     def change(weights: dict[str, Any]) -> None:
@@ -119,7 +120,7 @@ def test_faulty_weight_is_named_beside_the_clean_bin(session: Session, tmp_path:
 
 def test_only_wrong_outputs_are_followed(session: Session, tmp_path: Path) -> None:
     """A fault behind the projections leaves key and value right, and is named on the way to hidden alone."""
-    graph, module, inputs, folder = subject(session, PREFILL)
+    graph, module, inputs, folder = subject(session, PREFILL, tmp_path)
     text = (folder / "graph.param").read_text(encoding="utf-8")
     (tmp_path / "graph.param").write_text(text.replace("0=2 1=1 2=0.204124153", "0=2 1=1 2=0.2"), encoding="utf-8")
     files = Files(tmp_path / "graph.param", folder / "graph.bin", conservative_options())
@@ -131,8 +132,8 @@ def test_only_wrong_outputs_are_followed(session: Session, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_green_rewrite_names_no_value(name: str, session: Session) -> None:
-    graph, module, inputs, _ = subject(session, name)
+def test_green_rewrite_names_no_value(name: str, session: Session, tmp_path: Path) -> None:
+    graph, module, inputs, _ = subject(session, name, tmp_path)
     model = name.partition("/")[0]
     reference = open_reference(model, session.workspaces[model].checkpoint)
     found = drill_rewrite(graph, module, lambda given: reference.run(graph, given, double=True), inputs)

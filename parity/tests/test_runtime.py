@@ -214,7 +214,7 @@ def test_an_ncnn_without_one_of_the_switches_is_refused() -> None:
 def embed(manifest: Manifest, tmp_path: Path) -> tuple[Path, Graph]:
     """A copy of one graph's files, to be damaged."""
     graph = manifest.graphs["youtu_vl/vision.embed"]
-    for name in (graph.param, graph.bin):
+    for name in (graph.param, *graph.weights):
         target = tmp_path / name
         target.parent.mkdir(exist_ok=True)
         target.write_bytes((manifest.folder / name).read_bytes())
@@ -242,7 +242,7 @@ def test_a_file_of_another_hash_is_refused(embed: tuple[Path, Graph], suffix: st
 
 def test_a_short_bin_is_refused_by_its_return_code(embed: tuple[Path, Graph]) -> None:
     folder, graph = embed
-    path = folder / graph.bin
+    path = folder / graph.weights[0]
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(InputError, match=r"ncnn cannot load .*vision.embed.bin \(code -\d+\); export the model again"):
         load_net(folder, graph, threads=1, verify=False)
@@ -272,7 +272,7 @@ def _one_layer(folder: Path, layer: str, ports: int = 1) -> NcnnRunner:
     (folder / "g.param").write_text(f"7767517\n2 2\nInput in0 0 1 in0\n{layer} 1 1 in0 out0\n", encoding="utf-8")
     (folder / "g.bin").write_bytes(b"")
     outputs = tuple(Port(f"out{number}", ("rows", 4)) for number in range(ports))
-    graph = Graph("made/up", "g.param", "g.bin", (Port("x", ("rows", 4)),), outputs, {})
+    graph = Graph("made/up", "g.param", ("g.bin",), (Port("x", ("rows", 4)),), outputs, {})
     return NcnnRunner(Manifest(folder, "made", "", {graph.id: graph}, {}, {}), verify=False)
 
 
@@ -331,7 +331,7 @@ def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
 GRAPH = Graph(
     "made/up",
     "",
-    "",
+    (),
     (Port("a", ("T", 4)), Port("b", (1, "T", "L")), Port("c", ("4*T", 2))),
     (),
     {},
@@ -459,7 +459,7 @@ def test_a_joined_net_refuses_shapes_and_nan(manifest: Manifest) -> None:
     ("suffix", "alter", "said"),
     [
         (".bin", lambda raw: raw[:-4], "cannot load the weights .code -1.; export the model again"),
-        (".bin", lambda raw: raw + b"1234", "cannot load all weights: 4 bytes are left over; export the model again"),
+        (".bin", lambda raw: raw + b"1234", "cannot load the weights: 4 bytes are left over; export the model again"),
         (".param", lambda raw: raw[:100] + b"\nReLU x\n", "is no ncnn param"),
         (".param", lambda raw: raw.replace(b"RMSNorm ", b"Nonsense "), "cannot load the joined param .code -1."),
     ],
@@ -468,7 +468,7 @@ def test_a_joined_net_refuses_a_broken_file(
     manifest: Manifest, own: Manifest, suffix: str, alter: Callable[[bytes], bytes], said: str
 ) -> None:
     for graph in own.graphs.values():
-        for name in (graph.param, graph.bin):
+        for name in (graph.param, *graph.weights):
             path = own.folder / name
             path.parent.mkdir(exist_ok=True)
             last = name.endswith("llm.layer.39.dattn" + suffix)

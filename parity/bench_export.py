@@ -1,0 +1,93 @@
+"""`python -m parity.bench_export [MODEL] [PROFILE]`: the export beside converting every graph directly.
+
+One graph of each structure is converted with its own weights and timed, and the times are multiplied by the counts;
+then the whole model is exported into an empty store, in the same run. That store is removed behind it.
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from exporters import param, pnnx, space
+from exporters.export import Exporter
+from harness.graphs import Graph
+from harness.resources import peak_memory_bytes
+from harness.store import Store
+from parity.bench import Figure, tell
+from parity.workspace import Choice, Workspace, home
+
+GOAL, BYTES_GOAL = ">= 8", "<= 1.03"
+
+
+def bench(model: str, profile: str, console: Console) -> None:
+    """Measure, print the table, write bench-export-MODEL.json."""
+    workspace = Workspace(Choice(model, profile))
+    root = home() / "bench-export"
+    shutil.rmtree(root, ignore_errors=True)
+    exporter = Exporter(model, workspace.checkpoint, workspace.fingerprint, Store(root))
+    try:
+        tell(f"export-{model}", [*_figures(exporter, console)], console, 1)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _figures(exporter: Exporter, console: Console) -> Iterator[Figure]:
+    space.check(exporter, "float32")
+    counts = Counter(graph.structure.name for graph in exporter.graphs.values())
+    sample = {graph.structure.name: graph for graph in exporter.graphs.values()}
+    direct = 0.0
+    for name, graph in sample.items():
+        seconds = _direct(exporter, graph)
+        console.print(f"direct conversion of {graph.id}: {seconds:.1f} s", highlight=False)
+        direct += seconds * counts[name]
+        yield Figure(f"direct conversion, {name} (of {counts[name]})", "s", [seconds])
+    seconds, written = _whole(exporter, console)
+    yield Figure(f"{len(exporter.graphs)} direct conversions, extrapolated", "s", [direct])
+    yield Figure(f"whole export, {len(exporter.graphs)} graphs and the table", "s", [seconds])
+    yield Figure("direct conversions / export", "x", [direct / seconds], GOAL)
+    yield Figure("written", "GB", [written / 1e9])
+    yield Figure("written / unique float32 weights", "x", [written / space.weight_bytes(exporter)], BYTES_GOAL)
+    yield Figure("peak memory of the export", "GB", [peak_memory_bytes() / 1e9])
+
+
+def _direct(exporter: Exporter, graph: Graph) -> float:
+    """Seconds from the checkpoint to a param and a bin of one graph's own, without check, audit or hashes."""
+    with tempfile.TemporaryDirectory(dir=home()) as folder:
+        started = time.perf_counter()
+        text, _ = pnnx.convert(exporter.rewritten(graph), graph.structure, Path(folder))
+        param.write(param.plain_reshapes(param.isolate_inputs(param.unique_names(param.parse(text)))))
+        return time.perf_counter() - started
+
+
+def _whole(exporter: Exporter, console: Console) -> tuple[float, int]:
+    """Seconds and bytes of an export into the empty store, conversions of the structures included."""
+    started = time.perf_counter()
+
+    def told(graph_id: str) -> None:
+        console.print(f"{time.perf_counter() - started:7.1f} s  {graph_id}", highlight=False)
+
+    folder = exporter.model_folder(each=told)
+    return time.perf_counter() - started, sum(_sizes(folder, exporter.graphs_store.root))
+
+
+def _sizes(*folders: Path) -> Iterator[int]:
+    """Sizes of the files in folders, a file with several names once."""
+    files: dict[Any, int] = {}
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                found = path.stat()
+                files[found.st_dev, found.st_ino] = found.st_size
+    yield from files.values()
+
+
+if __name__ == "__main__":
+    asked = dict(enumerate(sys.argv[1:]))
+    bench(asked.get(0, "youtu_vl"), asked.get(1, "full"), Console())
