@@ -337,7 +337,7 @@ def test_a_session_that_compared_a_port_with_itself_fails(
 
 
 def test_dumps_are_written_again_though_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reference(workspace: Workspace, name: str) -> Dump:
+    def reference(workspace: Workspace, name: str, *_: Any) -> Dump:
         return Dump(MODEL, name, {"x": np.ones(3)})
 
     workspace = Workspace(Choice(MODEL))
