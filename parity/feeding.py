@@ -44,7 +44,7 @@ def _pipeline(workspace: Workspace, bench: Isolated, folder: Path | None) -> Any
     """The runtime's pipeline over a model folder, its graphs run in the child."""
     assert folder is not None
     module = importlib.import_module(f"runtime.{workspace.model}")
-    return module.Pipeline(Manifest.read(folder), _FolderRunner(bench, folder))
+    return module.Pipeline(Manifest.read(folder), _FolderRunner(bench, folder), chunk=runners.WHOLE)
 
 
 class _FolderRunner:

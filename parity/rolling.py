@@ -25,6 +25,7 @@ from harness.store import Store
 from parity import checks, server
 from parity.attempts import attempted
 from parity.checks import PRECISION, Subject
+from parity.runners import WHOLE
 from parity.workspace import Workspace, case_names, home, shape_cases
 from runtime.graphs import Arrays, Manifest
 
@@ -79,7 +80,7 @@ class RollingPort:
         table = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["table"]
         manifest = Manifest(folder, workspace.model, workspace.fingerprint, {}, {}, table)
         self.runner = runner
-        self.pipeline: Any = import_module(f"runtime.{workspace.model}").Pipeline(manifest, runner)
+        self.pipeline: Any = import_module(f"runtime.{workspace.model}").Pipeline(manifest, runner, chunk=WHOLE)
 
 
 def run(workspace: Workspace, write: Write) -> None:

@@ -13,6 +13,9 @@ from parity import server
 from parity.workspace import Workspace
 from runtime.graphs import Arrays, Manifest
 
+# Rows at once: in a chain every graph is compared with the reference over all rows. Answers keep the runtime's chunks.
+WHOLE = 2**20
+
 
 class StoreRunner:
     """Runs the graphs of a workspace; only those that are asked for are exported."""
@@ -52,7 +55,7 @@ class Port:
         folder = self.workspace.exporter.base()
         table = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["table"]
         manifest = Manifest(folder, self.workspace.model, self.workspace.fingerprint, {}, {}, table)
-        return importlib.import_module(f"runtime.{self.workspace.model}").Pipeline(manifest, self.runner)
+        return importlib.import_module(f"runtime.{self.workspace.model}").Pipeline(manifest, self.runner, chunk=WHOLE)
 
     def generate(self, case: Any, pictures: list[NDArray[np.uint8]], forced: list[int] | None) -> list[Any]:
         """Tokens of the pipeline over the exported model folder, all of it in the child; greedy without `forced`."""

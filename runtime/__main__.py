@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.conversation import Conversation
-from runtime.decoder import Token
+from runtime.decoder import CHUNK, Token
 from runtime.errors import InputError
 from runtime.graphs import MODES, Manifest, NcnnRunner
 from runtime.image import load_image
+from runtime.memory import told
 from runtime.sampler import Sampler, Sampling
 
 
@@ -50,7 +51,8 @@ def _answer(options: argparse.Namespace) -> None:
         )
     make = _pipeline_of(manifest.model)
     runner = NcnnRunner(manifest, mode=options.mode, threads=options.threads, finite=True)
-    pipeline = make(manifest, runner, context=options.context)
+    pipeline = make(manifest, runner, context=options.context, chunk=options.chunk, memory=options.memory)
+    print(f"memory: {told(pipeline.needs())}, {pipeline.budget}", file=sys.stderr)
     choose = Sampler(_sampling(options)).choose
     if options.chat:
         _chat(Conversation(pipeline, choose), options)
@@ -125,6 +127,8 @@ def _parser() -> argparse.ArgumentParser:
         help="most tokens to generate (default 64)",
     )
     add("--context", type=_count, default=4096, metavar="N", help="most tokens of prompt and answer (4096)")
+    add("--chunk", type=_count, default=CHUNK, metavar="N", help=f"rows of a prompt or picture at once ({CHUNK})")
+    add("--memory", type=_gigabytes, metavar="GB", help="most memory to take (default: what is free)")
     add("--mode", choices=MODES, default="resident", help="keep all graphs in memory, or one at a time")
     add("--threads", type=_count, default=2, metavar="N", help="threads of a graph (default 2)")
     add("--chat", action="store_true", help="keep a conversation: one turn per line of standard input")
@@ -143,6 +147,14 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, 1 or more")
     return int(text)
+
+
+def _gigabytes(text: str) -> int:
+    try:
+        size = float(text) * 1e9
+        return int(size) if size > 0 else int("")
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number of gigabytes, such as 8") from None
 
 
 def _use_huge_pages() -> None:

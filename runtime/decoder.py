@@ -18,13 +18,14 @@ from runtime.errors import EXPORT_AGAIN, InputError
 from runtime.graphs import Arrays, Manifest, NcnnRunner, Runner
 from runtime.joined import JoinedNet, Part, Pass
 from runtime.kv_cache import KVCache
+from runtime.memory import Budget, gigabytes
 from runtime.rope import rotary_tables
 from runtime.table import Table
 from runtime.tokenizer import Tokenizer
 from runtime.windows import MASKED
 
 Floats = NDArray[np.float32]
-CHUNK = 512  # prompt rows that go through the joined graphs at once
+CHUNK = 256  # rows that go through a graph at once, where more would only cost memory
 Choose = Callable[[Floats, Sequence[int]], int]  # logits and the ids before -> the next id
 
 
@@ -56,7 +57,13 @@ class CacheShape:
 
 
 class Decoder:
-    """The text half of a model over an exported folder; `context` bounds prompt plus answer, in tokens."""
+    """The text half of a model over an exported folder.
+
+    context: bounds prompt plus answer, in tokens; the caches are allocated for so many.
+    chunk: rows of a prompt that go through a graph at once, so that attention does not grow with the square.
+    memory: bytes that weights, caches and pictures may take; default: what the machine has left.
+    Raises InputError where the weights in the runner's mode and the caches need more.
+    """
 
     def __init__(
         self,
@@ -64,12 +71,14 @@ class Decoder:
         runner: Runner,
         *,
         context: int,
+        chunk: int = CHUNK,
+        memory: int | None = None,
         config: dict[str, Any],
         shape: CacheShape,
         rotary_dim: int,
     ) -> None:
         self.model, self.folder = manifest.model, manifest.folder
-        self.runner, self.context = runner, context
+        self.runner, self.context, self.chunk = runner, context, chunk
         self.config, self.shape, self.rotary_dim = config, shape, rotary_dim
         self.tokenizer = Tokenizer.from_file(manifest.folder / "tokenizer.json")
         self.chat = ChatTemplate.from_folder(manifest.folder)
@@ -78,17 +87,45 @@ class Decoder:
         self.stop_ids = _stop_ids(manifest.folder, self.config)
         self.caches: list[KVCache] = []
         self._joined: JoinedNet | None = None
+        self.budget = Budget(memory)
+        self.budget.require(self.needs(), self._narrower)
+
+    def needs(self) -> dict[str, int]:
+        """Bytes of memory that any answer takes, by what for."""
+        return self._weights_and_caches(self.runner)
+
+    def _weights_and_caches(self, runner: Runner) -> dict[str, int]:
+        needs = {f"caches for a context of {self.context}": self.context * self._row_bytes}
+        if isinstance(runner, NcnnRunner):
+            decode = [graph_id for graph_id in runner.manifest.graphs if graph_id.endswith((".dqkv", ".dattn"))]
+            needs = {f"{runner.mode} weights": runner.weight_bytes(decode)} | needs
+        return needs
+
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes that the caches of all layers hold per token."""
+        return 4 * self.shape.layers * self.shape.heads * (self.shape.key_dim + self.shape.value_dim)
+
+    def _narrower(self, budget: int) -> str:
+        """What fits into a budget, to be typed."""
+        needs = self.needs()
+        streaming = self.runner.streaming() if isinstance(self.runner, NcnnRunner) else self.runner
+        fits = self._weights_and_caches(streaming)
+        if sum(fits.values()) <= budget:
+            return f"pass --mode streaming, which needs {gigabytes(sum(fits.values()))}"
+        left = budget - (sum(fits.values()) - self.context * self._row_bytes)
+        mode = "--mode streaming " if needs != fits else ""
+        rows = left // self._row_bytes
+        return f"pass {mode}--context {rows} or less" if rows > 0 else "free some, or take another machine"
 
     def prefill(self, embeds: Floats) -> Floats:
         """The whole prompt through every layer, filling new caches: (T, C) -> hidden of its last row (C,)."""
         count = len(embeds)
         self.check_context(count)
         self.caches = [self._new_cache() for _ in range(self.shape.layers)]
-        if self.joined:
-            # through the graphs of the decode step, so that one copy of the weights is in memory; in chunks, so
-            # that attention does not grow with the square of the prompt
-            chunks = np.array_split(embeds, -(-count // CHUNK))  # as even as can be: few rows cost as much as many
-            return [self.extend(chunk) for chunk in chunks][-1]
+        if self.joined or count > self.chunk:
+            # through the graphs of the decode step: a resident runner holds one copy of the weights
+            return self.extend(embeds)
         cos, sin = self.rotary(0, count)
         mask = self.causal_mask(count)
         hidden = embeds
@@ -107,25 +144,45 @@ class Decoder:
         """New rows through every layer, over the caches: (T, C) -> hidden of the last row (C,)."""
         past, count = self.caches[0].length, len(embeds)
         self.check_context(past + count)
-        cos, sin = self.rotary(past, count)
-        mask = np.concatenate([np.zeros((1, count, past), np.float32), self.causal_mask(count)], axis=-1)
+        # as even as can be: few rows cost as much as many
+        chunks = np.array_split(embeds, -(-count // self.chunk))
+        starts = [past + sum(map(len, chunks[:number])) for number in range(len(chunks))]
         if self.joined:
-            hidden = self._through_joined(self.joined.start(), embeds, cos, sin, mask)
+            hidden = [self._through_joined(self.joined.start(), *piece) for piece in zip(chunks, starts, strict=True)][
+                -1
+            ]
         else:
-            hidden = self._through_graphs(embeds, cos, sin, mask)
+            hidden = self._through_graphs(chunks, starts)[-1]
         last: Floats = hidden[-1].copy()  # out of the memory of the pass
         return last
 
-    def _through_graphs(self, hidden: Floats, cos: Floats, sin: Floats, mask: Floats) -> Floats:
+    def _through_graphs(self, chunks: list[Floats], starts: Sequence[int]) -> list[Floats]:
+        """Chunks that begin at the positions `starts`, layer by layer, so that each graph is loaded once."""
         for index, cache in enumerate(self.caches):
-            new = self._run(f"llm.layer.{index:02d}.dqkv", hidden=hidden, cos=cos, sin=sin)
-            cache.append(new["key"], new["value"])
-            key, value = cache.rows()
-            inputs = {"hidden": hidden, "query": new["query"], "key": key, "value": value, "mask": mask}
-            hidden = self._run(f"llm.layer.{index:02d}.dattn", **inputs)["hidden"]
-        return hidden
+            queries = []
+            for chunk, start in zip(chunks, starts, strict=True):
+                cos, sin = self.rotary(start, len(chunk))
+                new = self._run(f"llm.layer.{index:02d}.dqkv", hidden=chunk, cos=cos, sin=sin)
+                cache.append(new["key"], new["value"])
+                queries.append(new["query"])
+            chunks = [
+                self._attend(index, chunk, query, start)
+                for chunk, query, start in zip(chunks, queries, starts, strict=True)
+            ]
+        return chunks
 
-    def _through_joined(self, joined: Pass, hidden: Floats, cos: Floats, sin: Floats, mask: Floats) -> Floats:
+    def _attend(self, index: int, hidden: Floats, query: Floats, start: int) -> Floats:
+        key, value = self.caches[index].rows(start + len(hidden))
+        inputs = {"hidden": hidden, "query": query, "key": key, "value": value}
+        return self._run(f"llm.layer.{index:02d}.dattn", mask=self._mask(start, len(hidden)), **inputs)["hidden"]
+
+    def _mask(self, past: int, count: int) -> Floats:
+        """Additive mask of `count` rows behind `past`: (1, count, past + count)."""
+        return np.concatenate([np.zeros((1, count, past), np.float32), self.causal_mask(count)], axis=-1)
+
+    def _through_joined(self, joined: Pass, hidden: Floats, start: int) -> Floats:
+        cos, sin = self.rotary(start, len(hidden))
+        mask = self._mask(start, len(hidden))
         for name, array in (("hidden", hidden), ("cos", cos), ("sin", sin), ("mask", mask)):
             joined.give(name, array)
         for index, cache in enumerate(self.caches):

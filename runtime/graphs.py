@@ -5,7 +5,7 @@ Two weight modes: `streaming` holds one graph in memory, `resident` keeps every 
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -143,6 +143,21 @@ class NcnnRunner:
             for name, array in outputs.items():
                 check_finite(graph, name, array)
         return outputs
+
+    def weight_bytes(self, graph_ids: Iterable[str]) -> int:
+        """Bytes of memory that the weights of graphs take: of all of them, or streaming of the largest, twice."""
+        files = [self.graph(graph_id).weights for graph_id in graph_ids]
+        if self.mode == "streaming":  # as they are read, and as ncnn lays them out
+            return 2 * max((self._file_bytes(names) for names in files), default=0)
+        return self._file_bytes({name for names in files for name in names})
+
+    def _file_bytes(self, names: Iterable[str]) -> int:
+        paths = [self.manifest.folder / name for name in names]
+        return sum(path.stat().st_size for path in paths if path.is_file())  # a missing one is told when it is loaded
+
+    def streaming(self) -> "NcnnRunner":
+        """The same runner, holding one graph at a time."""
+        return NcnnRunner(self.manifest, mode="streaming", threads=self.threads, verify=False)
 
     def mats(self, graph: Graph, inputs: Mapping[str, NDArray[np.float32]]) -> list[ncnn.Mat]:
         """A run's inputs as ncnn is given them."""

@@ -23,6 +23,7 @@ class KVCache:
         self.values[:, self.length : end] = value
         self.length = end
 
-    def rows(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Copies of the filled rows: (heads, length, dk) and (heads, length, dv)."""
-        return self.keys[:, : self.length].copy(), self.values[:, : self.length].copy()
+    def rows(self, count: int | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Copies of the first `count` rows, without it of all filled ones: (heads, count, dk), (heads, count, dv)."""
+        count = self.length if count is None else count
+        return self.keys[:, :count].copy(), self.values[:, :count].copy()

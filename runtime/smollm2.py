@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from runtime.decoder import CacheShape, Choose, Decoder, Prompt, Token, read_config
+from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Prompt, Token, read_config
 from runtime.errors import InputError
 from runtime.graphs import Manifest, Runner
 
@@ -16,11 +16,21 @@ KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_valu
 class Pipeline(Decoder):
     """The model over an exported folder. Keys and values are cached with the shared heads only."""
 
-    def __init__(self, manifest: Manifest, runner: Runner, *, context: int = 4096) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        runner: Runner,
+        *,
+        context: int = 4096,
+        chunk: int = CHUNK,
+        memory: int | None = None,
+    ) -> None:
         config = read_config(manifest.folder, KEYS, context)
         width = config["hidden_size"] // config["num_attention_heads"]
         shape = CacheShape(config["num_hidden_layers"], config["num_key_value_heads"], width, width)
-        super().__init__(manifest, runner, context=context, config=config, shape=shape, rotary_dim=width)
+        super().__init__(
+            manifest, runner, context=context, chunk=chunk, memory=memory, config=config, shape=shape, rotary_dim=width
+        )
 
     def preprocess(self, pictures: Sequence[Any]) -> list[Any]:
         """The model takes no pictures. Raises InputError when there are some."""

@@ -5,18 +5,22 @@ logits; `generate` is their sequence.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime import windows
-from runtime.decoder import CacheShape, Choose, Decoder, Floats, Prompt, Token, read_config, read_json
+from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Floats, Prompt, Token, read_config, read_json
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Manifest, Runner
 from runtime.image import Pixels, preprocess
 
 Grids = Sequence[tuple[int, int]]
 History = Sequence[tuple[str, str]]  # (role, content) of the messages before the prompt
+
+# What is there at once of N x N numbers: copies of a head's scores, and masks.
+SCORES, MASKS = 3, 4
 
 # The keys of config.json that are read here.
 KEYS = (
@@ -29,9 +33,17 @@ KEYS = (
 
 
 class Pipeline(Decoder):
-    """The model over an exported folder. `runner` runs the graphs; `context` bounds prompt plus answer."""
+    """The model over an exported folder. `runner` runs the graphs; the rest is told by Decoder."""
 
-    def __init__(self, manifest: Manifest, runner: Runner, *, context: int = 4096) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        runner: Runner,
+        *,
+        context: int = 4096,
+        chunk: int = CHUNK,
+        memory: int | None = None,
+    ) -> None:
         config = read_config(manifest.folder, KEYS, context)
         shape = CacheShape(
             layers=config["num_hidden_layers"],
@@ -40,7 +52,16 @@ class Pipeline(Decoder):
             value_dim=config["v_head_dim"],
         )
         rotary_dim = config["qk_rope_head_dim"]
-        super().__init__(manifest, runner, context=context, config=config, shape=shape, rotary_dim=rotary_dim)
+        super().__init__(
+            manifest,
+            runner,
+            context=context,
+            chunk=chunk,
+            memory=memory,
+            config=config,
+            shape=shape,
+            rotary_dim=rotary_dim,
+        )
         self.preprocessor = read_json(manifest.folder, "preprocessor_config.json")
         self.image_token_id = int(config["image_token_id"])
 
@@ -81,18 +102,57 @@ class Pipeline(Decoder):
     # ---- vision graphs
 
     def encode_images(self, pixels: Sequence[Pixels]) -> Floats:
-        """Patch rows of all pictures -> rows for the embedding sequence (cells, C)."""
+        """Patch rows of all pictures -> rows for the embedding sequence (cells, C).
+
+        Raises InputError where attention over all of them needs more memory than there is.
+        """
         grids = [picture.grid for picture in pixels]
+        self._require_for(sum(len(picture.pixel_values) for picture in pixels))
         tables = self.vision_tables(grids)
         order = self.window_order(grids)
         full = self.config["vision_config"]["fullatt_block_indexes"]
         hidden = self._run("vision.embed", pixel_values=np.concatenate([p.pixel_values for p in pixels]))["hidden"]
         hidden = hidden[order]  # (N, C) in window order, up to the tail
         for index in range(self.config["vision_config"]["num_hidden_layers"]):
-            mask = tables["full_mask" if index in full else "window_mask"]
-            inputs = {"hidden": hidden, "cos": tables["cos"], "sin": tables["sin"], "mask": mask}
-            hidden = self._run(f"vision.layer.{index:02d}", **inputs)["hidden"]
+            name = f"vision.layer.{index:02d}"
+            if index in full:
+                hidden = self._layer(name, hidden, tables, "full_mask", slice(None))
+            else:  # no window sees another, so that a few at a time cost less than all
+                windowed = [self._layer(name, hidden, tables, "window_mask", rows) for rows in self._pieces(grids)]
+                hidden = np.concatenate(windowed)
         return self._run("vision.tail", hidden=hidden[windows.inverse_order(order)])["rows"]
+
+    def _layer(self, name: str, hidden: Floats, tables: Arrays, mask: str, rows: slice) -> Floats:
+        cos, sin = tables["cos"][:, rows], tables["sin"][:, rows]
+        masked = np.ascontiguousarray(tables[mask][:, rows, rows])
+        return self._run(name, hidden=hidden[rows], cos=cos, sin=sin, mask=masked)["hidden"]
+
+    def _pieces(self, grids: Grids) -> list[slice]:
+        """Whole windows in a row, as many together as a chunk holds, one at least."""
+        _, bounds = self._windows(grids)
+        starts = [0]
+        for start, end in pairwise(bounds.tolist()):
+            if end - starts[-1] > self.chunk and start > starts[-1]:
+                starts.append(start)
+        return [slice(start, end) for start, end in pairwise([*starts, int(bounds[-1])])]
+
+    def _require_for(self, patches: int) -> None:
+        """Raise InputError where pictures of so many patches need more memory than there is."""
+        size = self._attention_bytes(patches)
+        needs = self.needs() | {f"attention over {patches} patches": size}
+
+        def advice(budget: int) -> str:
+            left = budget - (sum(needs.values()) - size)
+            most = int((max(left, 0) / self._attention_bytes(1)) ** 0.5)
+            side = int(most**0.5) * self.config["vision_config"]["patch_size"]
+            return f"scale the pictures down to {most} patches in all, {side}x{side} pixels"
+
+        self.budget.require(needs, advice)
+
+    def _attention_bytes(self, patches: int) -> int:
+        """Bytes at the peak of a layer in which every patch sees every other."""
+        heads: int = self.config["vision_config"]["num_attention_heads"]
+        return 4 * patches**2 * (SCORES * heads + MASKS)
 
     def fuse(self, ids: Sequence[int], rows: Floats | None) -> Floats:
         """Embedding rows, placeholders overwritten by image rows in order: (T, C).

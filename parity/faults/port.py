@@ -17,6 +17,7 @@ from exporters.folders import link_or_copy, own_weights
 from harness.dumps import Dump
 from harness.isolation import CrashedError, Isolated
 from harness.store import Store
+from parity.runners import WHOLE
 from parity.server import forced_or_greedy
 from parity.workspace import Workspace
 from runtime.graphs import Arrays, Manifest, NcnnRunner
@@ -33,7 +34,9 @@ class Port:
         copy_model(workspace.exporter.model_folder(), folder)
         manifest = Manifest.read(folder)
         self.runner: Any = NcnnRunner(manifest, verify=False)
-        self.pipeline: Any = importlib.import_module(f"runtime.{workspace.model}").Pipeline(manifest, self.runner)
+        self.pipeline: Any = importlib.import_module(f"runtime.{workspace.model}").Pipeline(
+            manifest, self.runner, chunk=WHOLE
+        )
         self.child: Isolated | None = None
 
     def edit(self, graph_id: str, change: Callable[[dict[str, Floats]], None]) -> None:

@@ -1,0 +1,215 @@
+"""Claim: a run stays within its memory: prompts in chunks, few windows at a time, a budget that is asked."""
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import ncnn
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from harness.metrics import measure
+from parity.workspace import Choice, Workspace
+from runtime.__main__ import main
+from runtime.errors import InputError
+from runtime.graphs import Arrays, Graph, Manifest, NcnnRunner, load_net
+from runtime.memory import Budget, available_bytes
+from runtime.youtu_vl import Pipeline
+
+Floats = NDArray[np.float32]
+WHOLE = 2**20
+SIDES = st.integers(1, 60).map(lambda cells: 2 * cells)  # patches
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return Manifest.read(Workspace(Choice("youtu_vl")).exporter.model_folder())
+
+
+@pytest.fixture(scope="module")
+def runner(manifest: Manifest) -> NcnnRunner:
+    return NcnnRunner(manifest, verify=False)
+
+
+class Watched:
+    """A runner that notes which graph was given how many rows."""
+
+    threads = 1
+
+    def __init__(self, runner: NcnnRunner) -> None:
+        self.runner = runner
+        self.rows: list[tuple[str, int]] = []
+
+    def run(self, graph_id: str, inputs: Mapping[str, Floats]) -> Arrays:
+        self.rows.append((graph_id.partition("/")[2], _rows(inputs)))
+        return self.runner.run(graph_id, inputs)
+
+
+def _rows(inputs: Mapping[str, Floats]) -> int:
+    return len(inputs["hidden"] if "hidden" in inputs else inputs["pixel_values"])
+
+
+class Untouchable:
+    """A runner that must not be asked."""
+
+    threads = 1
+
+    def run(self, graph_id: str, inputs: Mapping[str, Floats]) -> Arrays:
+        raise AssertionError(f"{graph_id} was run")
+
+
+def rows_of(count: int, width: int) -> Floats:
+    return np.random.default_rng(2).standard_normal((count, width), np.float32) / np.float32(5)
+
+
+# ---- prompts in chunks
+
+
+def test_a_streamed_prompt_loads_every_graph_once(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def load(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.Net:
+        loaded.append(graph.id)
+        return load_net(folder, graph, threads=threads, verify=verify)
+
+    monkeypatch.setattr("runtime.graphs.load_net", load)
+    pipeline = Pipeline(manifest, NcnnRunner(manifest, mode="streaming", verify=False), context=64, chunk=16)
+    rows = rows_of(50, pipeline.table.width)
+    chunked = pipeline.prefill(rows)
+    caches = [cache.rows() for cache in pipeline.caches]
+
+    assert len(loaded) == len(set(loaded)) == 80
+    pipeline.chunk = WHOLE
+    whole = pipeline.prefill(rows)
+    assert loaded[-1].endswith(".prefill")
+    assert measure(chunked, whole).rel_l2 < 1e-4
+    assert measure(np.roll(chunked, 1), whole).rel_l2 > 1e-4
+    for ours, theirs in zip(caches, (cache.rows() for cache in pipeline.caches), strict=True):
+        for made, expected in zip(ours, theirs, strict=True):
+            assert measure(made, expected).rel_l2 < 1e-4
+
+
+def test_a_prompt_goes_through_in_even_chunks(manifest: Manifest, runner: NcnnRunner) -> None:
+    watched = Watched(runner)
+    pipeline = Pipeline(manifest, watched, context=64, chunk=16)
+    pipeline.prefill(rows_of(50, pipeline.table.width))
+    assert [count for graph_id, count in watched.rows if graph_id == "llm.layer.07.dattn"] == [13, 13, 12, 12]
+
+
+# ---- windows a few at a time
+
+
+def test_windows_in_pieces_give_the_picture(manifest: Manifest, runner: NcnnRunner) -> None:
+    pictures = [np.random.default_rng(3).integers(0, 256, size, np.uint8) for size in ((600, 340, 3), (64, 300, 3))]
+    watched = Watched(runner)
+    pipeline = Pipeline(manifest, watched, context=64, chunk=300)
+    pixels = pipeline.preprocess(pictures)
+    pieces = pipeline.encode_images(pixels)
+    patches = sum(len(picture.pixel_values) for picture in pixels)
+
+    windowed = [count for graph_id, count in watched.rows if graph_id == "vision.layer.03"]
+    full = [count for graph_id, count in watched.rows if graph_id == "vision.layer.07"]
+    assert len(windowed) > 2
+    assert (sum(windowed), full) == (patches, [patches])
+    pipeline.chunk = WHOLE
+    whole = pipeline.encode_images(pixels)
+    assert measure(pieces, whole).rel_l2 < 3e-6
+    assert measure(np.roll(pieces, 1, axis=0), whole).rel_l2 > 1e-2
+
+
+@given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=4), st.integers(1, 1000))
+def test_pieces_are_whole_windows(manifest: Manifest, grids: list[tuple[int, int]], chunk: int) -> None:
+    pipeline = Pipeline(manifest, Untouchable(), context=64, chunk=chunk)
+    pieces = pipeline._pieces(grids)
+    _, bounds = pipeline._windows(grids)
+    edges = [0, *(piece.stop for piece in pieces)]
+
+    assert [piece.start for piece in pieces] == edges[:-1]
+    assert edges[-1] == sum(height * width for height, width in grids)
+    assert set(edges) <= set(bounds.tolist())
+    for start, stop in pairwise(edges):
+        inside = [bound for bound in bounds.tolist() if start < bound <= stop]
+        assert stop - start <= chunk or len(inside) == 1
+
+
+# ---- the budget
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_mode_that_fits(manifest: Manifest) -> None:
+    runner = NcnnRunner(manifest, verify=False)
+    needs = Pipeline(manifest, runner, context=64).needs()
+    weights = needs["resident weights"]
+    files = {name for graph in manifest.graphs.values() if "llm" in graph.id for name in graph.weights}
+    assert weights == sum((manifest.folder / name).stat().st_size for name in files)  # prefill shares theirs
+
+    said = r"this needs 0.0\d GB \(resident weights .*caches for a context of 64 .*\) of memory, but 0.01 GB are free; "
+    with pytest.raises(InputError, match=said + "pass --mode streaming, which needs 0.00 GB"):
+        Pipeline(manifest, runner, context=64, memory=weights - 1)
+    assert Pipeline(manifest, runner, context=64, memory=sum(needs.values())).budget.bytes == sum(needs.values())
+
+
+def test_a_context_that_does_not_fit_is_refused_with_the_one_that_does(manifest: Manifest) -> None:
+    runner = NcnnRunner(manifest, mode="streaming", verify=False)
+    with pytest.raises(InputError, match=r"caches for a context of 8192 .*; pass --context [0-9]+ or less") as raised:
+        Pipeline(manifest, runner, context=8192, memory=30_000_000)
+    context = int(str(raised.value).rpartition("--context ")[2].split()[0])
+
+    assert Pipeline(manifest, runner, context=context, memory=30_000_000).context == context
+    with pytest.raises(InputError, match=f"pass --context {context} or less"):
+        Pipeline(manifest, runner, context=context + 1, memory=30_000_000)
+    with pytest.raises(InputError, match="free some, or take another machine"):
+        Pipeline(manifest, runner, context=64, memory=1000)
+
+
+def test_a_picture_beyond_the_budget_is_refused_with_the_size_that_fits(manifest: Manifest) -> None:
+    pipeline = Pipeline(manifest, Untouchable(), context=5000, memory=500_000_000)
+    picture = np.zeros((2048, 2048, 3), np.uint8)
+    with pytest.raises(
+        InputError, match=r"attention over 16384 patches \d+\.\d\d GB\) of memory, but 0.50 GB"
+    ) as raised:
+        list(pipeline.generate([picture], "What is this?", 1))
+    told = re.search(r"scale the pictures down to (\d+) patches in all, (\d+)x(\d+) pixels", str(raised.value))
+    assert told is not None
+    patches, side, _ = map(int, told.groups())
+
+    assert side == int(patches**0.5) * 16
+    pipeline._require_for(patches)
+    with pytest.raises(InputError, match=f"attention over {patches + 1} patches"):
+        pipeline._require_for(patches + 1)
+
+
+def test_a_budget_without_limit_is_what_the_machine_has() -> None:
+    budget = Budget()
+    assert budget.bytes is None or abs(budget.bytes - (available_bytes() or 0)) < 2e9
+    assert str(Budget(8_000_000_000)) == "8.00 GB are free"
+
+
+def test_the_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.memory._GROUP", tmp_path)
+    for name, text in (("max", "5000\n"), ("current", "3000\n"), ("stat", "anon 2000\nfile 700\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert available_bytes() == 2700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes() != 2700
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
+def test_a_wrong_budget_is_told(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["youtu_vl", "--memory", text])
+    assert ended.value.code == 2
+    assert f"argument --memory: '{text}' should be a number of gigabytes, such as 8" in capsys.readouterr().err
+
+
+def test_memory_is_told_before_it_is_taken(manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["youtu_vl", "--model", str(manifest.folder), "--prompt", "?", "-n", "1", "--ids", "--context", "64"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"memory: 0\.\d\d GB \(resident weights .*, caches for a context of 64 .*\), .*\n", said)
+
+    assert main([*arguments, "--memory", "0.001"]) == 2
+    assert re.match(r"error: this needs 0\.\d\d GB .* but 0.00 GB are free; ", capsys.readouterr().err)

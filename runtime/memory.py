@@ -1,0 +1,60 @@
+"""Memory that a run may take: what it needs is told, and refused, before it is taken."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from runtime.errors import InputError
+
+_MEMINFO = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+
+Needs = Mapping[str, int]  # what for -> bytes
+
+
+class Budget:
+    """Bytes that may be taken; what the machine has left where no limit is given."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.bytes = available_bytes() if limit is None else limit
+
+    def __str__(self) -> str:
+        return "no limit is known" if self.bytes is None else f"{gigabytes(self.bytes)} are free"
+
+    def require(self, needs: Needs, advice: Callable[[int], str]) -> None:
+        """Raise InputError where the needs are more, with all figures and what `advice` says about the budget."""
+        if self.bytes is not None and sum(needs.values()) > self.bytes:
+            raise InputError(f"this needs {told(needs)} of memory, but {self}; {advice(self.bytes)}")
+
+
+def told(needs: Needs) -> str:
+    """The sum and its parts in words."""
+    parts = ", ".join(f"{what} {gigabytes(size)}" for what, size in needs.items())
+    return f"{gigabytes(sum(needs.values()))} ({parts})"
+
+
+def gigabytes(size: int) -> str:
+    """Bytes in words."""
+    return f"{size / 1e9:.2f} GB"
+
+
+def available_bytes() -> int | None:
+    """What can be had without swapping: of the machine, or of the control group; None where no system file tells."""
+    found = [size for size in (_left_on_machine(), _left_in_group()) if size is not None]
+    return min(found, default=None)
+
+
+def _left_on_machine() -> int | None:
+    try:
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        return None
+
+
+def _left_in_group() -> int | None:
+    try:
+        limit, used = (int((_GROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        kept = (_GROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        return limit - used + next(int(line.split()[1]) for line in kept if line.startswith("file "))
+    except (OSError, ValueError, StopIteration):  # no such group, or "max": no limit
+        return None
