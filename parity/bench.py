@@ -107,10 +107,10 @@ def _whole_runs(model: str, runs: int) -> Iterator[Figure]:
 
 def _run_and_watch(model: str, folder: Path) -> float:
     """Run `parity run` with an own store; peak resident memory of its largest process, MB."""
-    return _watch(["-m", "parity", "run", model], PARITY_HOME=str(folder))[1]
+    return watch(["-m", "parity", "run", model], PARITY_HOME=str(folder))[1]
 
 
-def _watch(arguments: list[str], **environment: str) -> tuple[str, float]:
+def watch(arguments: list[str], **environment: str) -> tuple[str, float]:
     """Standard output and peak resident memory (MB, of the largest process) of a Python command that must succeed."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         run = subprocess.Popen(
@@ -201,7 +201,7 @@ def _engines(model: str, runs: int) -> Iterator[Figure]:
     for _ in range(runs):
         for name, folder in folders.items():
             # every engine may use huge pages, as `python -m runtime` does
-            out, peak = _watch(["-m", "parity.rivals", name, str(folder), "2"], GLIBC_TUNABLES=HUGE_PAGES)
+            out, peak = watch(["-m", "parity.rivals", name, str(folder), "2"], GLIBC_TUNABLES=HUGE_PAGES)
             found[name].append(json.loads(out) | {"peak": peak})
     ids = {name: measured[-1]["ids"] for name, measured in found.items()}
     if len({tuple(chosen) for chosen in ids.values()}) != 1:
@@ -221,7 +221,7 @@ def _weight_modes(model: str, runs: int) -> Iterator[Figure]:
     arguments = ["-m", "runtime", model, "--model", str(Workspace(Choice(model)).exporter.model_folder())]
     for mode in MODES:
         command = [*arguments, "--prompt", "Name two planets.", "-n", "4", "--mode", mode]
-        yield Figure(f"peak memory, {mode}", "MB", [_watch(command)[1] for _ in range(runs)])
+        yield Figure(f"peak memory, {mode}", "MB", [watch(command)[1] for _ in range(runs)])
 
 
 def _package_file(model: str) -> Callable[[], Path] | None:
@@ -238,7 +238,7 @@ def _f32_file(model: str) -> Path:
     if not path.is_file() and find:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        _watch(["-m", "parity.rivals", "write-f32", str(find()), str(part)])
+        watch(["-m", "parity.rivals", "write-f32", str(find()), str(part)])
         part.replace(path)
     return path
 

@@ -82,7 +82,8 @@ class Decoder:
         self.config, self.shape, self.rotary_dim = config, shape, rotary_dim
         self.tokenizer = Tokenizer.from_file(manifest.folder / "tokenizer.json")
         self.chat = ChatTemplate.from_folder(manifest.folder)
-        self.table = Table(manifest.folder, manifest.table, threads=runner.threads)
+        resident = isinstance(runner, NcnnRunner) and runner.mode == "resident"
+        self.table = Table(manifest.folder, manifest.table, threads=runner.threads, resident=resident)
         self.norm_weight = _row(manifest.folder / "norm.bin", self.table.width)
         self.stop_ids = _stop_ids(manifest.folder, self.config)
         self.caches: list[KVCache] = []
@@ -95,14 +96,15 @@ class Decoder:
         return self._weights_and_caches(self.runner)
 
     def _weights_and_caches(self, runner: Runner) -> dict[str, int]:
-        needs = {f"caches for a context of {self.context}": self.context * self._row_bytes}
+        needs = {f"caches for a context of {self.context}": self.context * self.row_bytes}
         if isinstance(runner, NcnnRunner):
             decode = [graph_id for graph_id in runner.manifest.graphs if graph_id.endswith((".dqkv", ".dattn"))]
-            needs = {f"{runner.mode} weights": runner.weight_bytes(decode)} | needs
+            table = self.table.memory_bytes if runner.mode == "resident" else 0
+            needs = {f"{runner.mode} weights": runner.weight_bytes(decode) + table} | needs
         return needs
 
     @property
-    def _row_bytes(self) -> int:
+    def row_bytes(self) -> int:
         """Bytes that the caches of all layers hold per token."""
         return 4 * self.shape.layers * self.shape.heads * (self.shape.key_dim + self.shape.value_dim)
 
@@ -113,9 +115,9 @@ class Decoder:
         fits = self._weights_and_caches(streaming)
         if sum(fits.values()) <= budget:
             return f"pass --mode streaming, which needs {gigabytes(sum(fits.values()))}"
-        left = budget - (sum(fits.values()) - self.context * self._row_bytes)
+        left = budget - (sum(fits.values()) - self.context * self.row_bytes)
         mode = "--mode streaming " if needs != fits else ""
-        rows = left // self._row_bytes
+        rows = left // self.row_bytes
         return f"pass {mode}--context {rows} or less" if rows > 0 else "free some, or take another machine"
 
     def prefill(self, embeds: Floats) -> Floats:

@@ -23,6 +23,11 @@ def load_weights(net: "ncnn.Net", files: Sequence[Path], what: str) -> None:
             raise InputError(f"{what}: {rest} bytes are left over; {EXPORT_AGAIN}")
 
 
+def fill(buffer: object, size: int) -> memoryview:
+    """The memory that ncnn wants a reader to fill."""
+    return memoryview((ctypes.c_char * size).from_address(_pointer(buffer, None))).cast("B")
+
+
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
@@ -37,8 +42,7 @@ class _Stream(ncnn.DataReader):
 
     def read(self, buffer: object, size: int) -> int:
         """Fill ncnn's buffer; fewer than `size` bytes at the end of the last file."""
-        target = memoryview((ctypes.c_char * size).from_address(_pointer(buffer, None))).cast("B")
-        done = 0
+        target, done = fill(buffer, size), 0
         while done < size:
             count = self._file.readinto(target[done:])
             if not count and not self._next():

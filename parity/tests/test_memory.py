@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 
 from harness.metrics import measure
 from parity.workspace import Choice, Workspace
+from runtime import half_head
 from runtime.__main__ import main
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Graph, Manifest, NcnnRunner, load_net
+from runtime.half_head import HalfHead
 from runtime.memory import Budget, available_bytes
+from runtime.table import Table
 from runtime.youtu_vl import Pipeline
 
 Floats = NDArray[np.float32]
@@ -213,3 +216,39 @@ def test_memory_is_told_before_it_is_taken(manifest: Manifest, capsys: pytest.Ca
 
     assert main([*arguments, "--memory", "0.001"]) == 2
     assert re.match(r"error: this needs 0\.\d\d GB .* but 0.00 GB are free; ", capsys.readouterr().err)
+
+
+# ---- a float16 table in memory
+
+
+@pytest.mark.parametrize("part", [1, 60, 1 << 20])
+@pytest.mark.parametrize("shape", [(1, 5), (7, 3), (129, 33), (70, 64)])
+def test_a_half_head_gives_the_logits_of_the_widened_rows(
+    shape: tuple[int, int], part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.half_head._PART_BYTES", part)
+    random = np.random.default_rng(5)
+    rows, hidden = random.standard_normal(shape).astype(np.float16), random.standard_normal(shape[1], np.float32)
+    head = HalfHead(rows, threads=2)
+
+    assert head.exact
+    assert head.logits(hidden).shape == (len(rows),)
+    assert measure(head.logits(hidden), rows.astype(np.float32) @ hidden).rel_l2 < 1e-6
+    rounded = hidden.astype(np.float16).astype(np.float32)
+    assert shape[1] < 5 or measure(head.logits(rounded), rows.astype(np.float32) @ hidden).rel_l2 > 1e-6
+
+
+def test_a_head_that_rounds_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(6).standard_normal((80, 16)).astype(np.float16)
+    rows.tofile(tmp_path / "t.bin")
+    entry = {"file": "t.bin", "dtype": "float16", "shape": [80, 16]}
+    hidden = np.linspace(-2, 2, 16, dtype=np.float32)
+    exact = Table(tmp_path, entry, resident=True)
+    assert exact._half is not None
+    assert Table(tmp_path, entry)._half is None
+
+    run = half_head._run
+    monkeypatch.setattr(half_head, "_run", lambda net, x: run(net, x.astype(np.float16).astype(np.float32)))
+    rounding = Table(tmp_path, entry, resident=True)
+    assert rounding._half is None
+    assert measure(rounding.logits(hidden), rows.astype(np.float32) @ hidden).rel_l2 < 1e-6
