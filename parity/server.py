@@ -12,6 +12,7 @@ from harness.isolation import Isolated
 from runtime.graphs import Arrays, Manifest, NcnnRunner, read_graph
 
 SECONDS = 600.0
+HELD_BYTES = 1 << 30  # of weights that stay for the next claim: all of a narrow model, a few graphs of a wide one
 
 
 class Server:
@@ -23,11 +24,13 @@ class Server:
 
     def run(self, folder: str, entry: Mapping[str, Any], inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
         """Outputs of the one graph that `entry` describes."""
-        runner = self._runners.get(folder)
+        runner = self._runners.pop(folder, None)
         if runner is None:
             graph = read_graph(entry)
             runner = NcnnRunner(Manifest(Path(folder), "", "", {graph.id: graph}, {}, {}))
-            self._runners[folder] = runner
+        while self._runners and sum(map(_held_bytes, (runner, *self._runners.values()))) > HELD_BYTES:
+            self.forget(next(iter(self._runners)))  # which has waited longest
+        self._runners[folder] = runner
         return runner.run(entry["id"], inputs)
 
     def forget(self, folder: str) -> None:
@@ -47,8 +50,14 @@ class Server:
         if folder not in self._pipelines:
             manifest = Manifest.read(Path(folder))
             module = importlib.import_module(f"runtime.{manifest.model}")
-            self._pipelines[folder] = module.Pipeline(manifest, NcnnRunner(manifest))
+            wide = _held_bytes(NcnnRunner(manifest, verify=False)) > HELD_BYTES
+            runner = NcnnRunner(manifest, mode="streaming" if wide else "resident")
+            self._pipelines[folder] = module.Pipeline(manifest, runner)
         return list(forced_or_greedy(self._pipelines[folder], pictures, prompt, count, history, forced))
+
+
+def _held_bytes(runner: NcnnRunner) -> int:
+    return runner.weight_bytes(runner.manifest.graphs)
 
 
 def forced_or_greedy(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import ncnn
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness.metrics import measure
+from parity import server
 from parity.workspace import Choice, Workspace
 from runtime import half_head
 from runtime.__main__ import main
@@ -252,3 +254,38 @@ def test_a_head_that_rounds_is_not_taken(tmp_path: Path, monkeypatch: pytest.Mon
     rounding = Table(tmp_path, entry, resident=True)
     assert rounding._half is None
     assert measure(rounding.logits(hidden), rows.astype(np.float32) @ hidden).rel_l2 < 1e-6
+
+
+# ---- the child that runs graphs for the claims
+
+
+def test_the_child_holds_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = Workspace(Choice("youtu_vl")).exporter
+    names = [f"youtu_vl/vision.layer.{index:02d}" for index in range(3)]
+    files = {name: (str(exporter.graph(name)), exporter.entry(exporter.graphs[name])) for name in names}
+    inputs = {port.name: rows_of(4, 48) for port in exporter.graphs[names[0]].structure.inputs if port.name == "hidden"}
+    inputs |= {"cos": rows_of(4, 12)[None], "sin": rows_of(4, 12)[None], "mask": np.zeros((1, 4, 4), np.float32)}
+    size = NcnnRunner(Manifest.read(exporter.model_folder()), verify=False).weight_bytes(names[:1])
+
+    monkeypatch.setattr(server, "HELD_BYTES", 2 * size)
+    child = server.make()
+    first = {name: child.run(*files[name], inputs)["hidden"] for name in names}
+    assert list(child._runners) == [files[name][0] for name in names[1:]]
+    child.run(*files[names[1]], inputs)
+    assert list(child._runners) == [files[names[2]][0], files[names[1]][0]]
+    assert child.run(*files[names[0]], inputs)["hidden"].tobytes() == first[names[0]].tobytes()
+    assert list(child._runners) == [files[names[1]][0], files[names[0]][0]]
+
+
+def test_the_child_streams_a_model_that_is_too_wide_to_be_held(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask: tuple[Any, ...] = (str(manifest.folder), [], "Write one sentence about numbers.", 3, (), None)
+    narrow = server.make()
+    ids = [token.id for token in narrow.generate(*ask)]
+    monkeypatch.setattr(server, "HELD_BYTES", 1)
+    wide = server.make()
+
+    assert [token.id for token in wide.generate(*ask)] == ids
+    modes = [pipeline.runner.mode for child in (narrow, wide) for pipeline in child._pipelines.values()]
+    assert modes == ["resident", "streaming"]
