@@ -1,7 +1,7 @@
 """Layers rewritten so that pnnx converts them to plain ncnn layers: nothing fused by guess, no length baked.
 
-Softmax and rotation are spelt out, because pnnx's guess at a fused SDPA or RotaryEmbed may read axes differently; a
-rewrite that wants a fused layer calls it by its torch name, and its structure's census asks for it. Lengths are -1
+Rotation is spelt out, because pnnx's guess at a fused RotaryEmbed may read axes differently; a rewrite that wants a
+fused layer calls it by its torch name, and its structure's census asks for it. Lengths are -1
 in a reshape; `repeat` stands for `expand`, which leaves an expression that ncnn cannot load.
 """
 
@@ -20,12 +20,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., size) -> same shape."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
-
-
-def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, in single steps."""
-    weights = torch.exp(scores - torch.amax(scores, dim=-1, keepdim=True))
-    return weights / torch.sum(weights, dim=-1, keepdim=True)
 
 
 def heads(x: Tensor, count: int, width: int) -> Tensor:

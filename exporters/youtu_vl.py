@@ -1,5 +1,7 @@
 """Youtu-VL's six structures, rewritten for pnnx.
 
+Attention is ncnn's fused SDPA layer, which holds the scores of a head per thread, where the same arithmetic spelt out
+holds those of all heads: 1 GB each at the largest pictures.
 Each class keeps the checkpoint's names below the prefixes in PREFIXES (own prefix -> checkpoint prefix). Its
 inputs and outputs are those of the structure of that name in references/youtu_vl/graphs.py, with a batch axis
 of 1 in front.
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exporters.layers import RMSNorm, deinterleave_matrix, heads, rotate_half_matrix, softmax
+from exporters.layers import RMSNorm, deinterleave_matrix, heads, rotate_half_matrix
 from references.youtu_vl.config import Sizes, TextSizes
 from references.youtu_vl.weights import TEXT_LAYER, VISION, VISION_LAYER
 
@@ -54,9 +56,8 @@ class VisionAttention(nn.Module):
         query = self.rotate(heads(self.q_proj(x), self.num_heads, self.head_dim), cos, sin)
         key = self.rotate(heads(self.k_proj(x), self.num_heads, self.head_dim), cos, sin)
         value = heads(self.v_proj(x), self.num_heads, self.head_dim)
-        scores = torch.matmul(query, key.transpose(2, 3)) * self.head_dim**-0.5 + mask
-        mixed = torch.matmul(softmax(scores), value).transpose(1, 2)  # (1, N, heads, head_dim)
-        return self.out_proj(mixed.reshape(1, -1, self.num_heads * self.head_dim))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.head_dim**-0.5)
+        return self.out_proj(mixed.transpose(1, 2).reshape(1, -1, self.num_heads * self.head_dim))
 
 
 class VisionMLP(nn.Module):
@@ -178,9 +179,8 @@ class TextMLP(nn.Module):
 
 def attend(text: TextSizes, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """(1, heads, T, qk), (1, heads, L, qk), (1, heads, L, v), (1, 1, T, L) -> (1, T, heads * v)."""
-    scores = torch.matmul(query, key.transpose(2, 3)) * text.qk_head_dim**-0.5 + mask
-    mixed = torch.matmul(softmax(scores), value).transpose(1, 2)  # (1, T, heads, v)
-    return mixed.reshape(1, -1, text.num_attention_heads * text.v_head_dim)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=text.qk_head_dim**-0.5)
+    return mixed.transpose(1, 2).reshape(1, -1, text.num_attention_heads * text.v_head_dim)
 
 
 def output_projection(text: TextSizes) -> nn.Linear:

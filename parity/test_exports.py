@@ -154,10 +154,10 @@ def half_precision(files: Files) -> None:
 
 
 def without_mask(files: Files) -> None:
-    """Drop the mask and the layer that adds it."""
+    """Drop the mask."""
     for name in ("in3", "isolate_in3"):
         files.layers.pop(files.place(name))
-    files.drop("add_7", readers_take="39")
+    files.change("sdpa_19", inputs=files.layers[files.place("sdpa_19")].inputs[:3])
 
 
 def rotary_by_input(files: Files) -> None:
@@ -182,41 +182,41 @@ def inner_product(files: Files) -> None:
 FAULTS: dict[str, tuple[str, Edit, list[str]]] = {
     "expression": (
         "vision.layer",
-        as_type("exp_9", "pnnx.Expression"),
-        [r"layer exp_9 has type pnnx\.Expression, .*"],
+        as_type("transpose_18", "pnnx.Expression"),
+        [r"layer transpose_18 has type pnnx\.Expression, .*"],
     ),
-    "unknown type": ("vision.layer", as_type("exp_9", "Crop"), [r"layer exp_9 has type Crop, .*"]),
+    "unknown type": ("vision.layer", as_type("transpose_18", "Crop"), [r"layer transpose_18 has type Crop, .*"]),
     "RotaryEmbed": (
         "llm.layer.dqkv",
         as_type("mul_0", "RotaryEmbed"),
         [r"layer mul_0 is a fused RotaryEmbed.*"],
     ),
-    "SDPA": ("llm.layer.dattn", as_type("mul_0", "SDPA"), [r"layer mul_0 is a fused SDPA, .*"]),
+    "SDPA": ("llm.layer.dqkv", as_type("mul_0", "SDPA"), [r"layer mul_0 is a fused SDPA, .*"]),
     "MultiHeadAttention": (
         "vision.layer",
-        as_type("mul_6", "MultiHeadAttention"),
-        [r"layer mul_6 is a fused MultiHeadAttention, .*"],
+        as_type("mul_0", "MultiHeadAttention"),
+        [r"layer mul_0 is a fused MultiHeadAttention, .*"],
     ),
     "two layers of one name": ("vision.layer", rename("mul_1", "mul_0"), [r"2 layers are named mul_0"]),
     "two producers": (
         "vision.layer",
-        outputs("splitncnn_8", "55", "56", "55"),
-        [r"blob 55 is made by 2 layers, but should be by 1"],
+        outputs("splitncnn_6", "43", "44", "43"),
+        [r"blob 43 is made by 2 layers, but should be by 1"],
     ),
     "no producer": (
         "vision.layer",
-        lambda files: files.change("add_12", inputs=("55", "600")),
-        [r"blob 600 is made by 0 layers, .*", r"the outputs are \['60', 'out0'\], but should be \['out0'\]"],
+        lambda files: files.change("add_7", inputs=("43", "600")),
+        [r"blob 600 is made by 0 layers, .*", r"the outputs are \['48', 'out0'\], but should be \['out0'\]"],
     ),
     "read twice": (
         "vision.layer",
-        drop("splitncnn_8", "54"),
-        [r"blob 54 is read by 2 layers without a Split"],
+        drop("splitncnn_6", "42"),
+        [r"blob 42 is read by 2 layers without a Split"],
     ),
     "input not isolated": (
         "vision.layer",
         drop("isolate_in3", "in3"),
-        [r"layer add_7 \(BinaryOp\) reads input in3 directly .*"],
+        [r"layer sdpa_19 \(SDPA\) reads input in3 directly .*"],
     ),
     "fixed reshape": (
         "vision.layer",
@@ -268,8 +268,16 @@ FAULTS: dict[str, tuple[str, Edit, list[str]]] = {
     ),
     "MatMul": (
         "vision.layer",
-        as_type("matmul_17", "BinaryOp"),
-        [r"the graph holds 3 MatMul, but should hold 4"],
+        as_type("matmul_13", "BinaryOp"),
+        [
+            r"the graph holds 1 MatMul, but should hold 2",
+            r"the graph holds 1 MatMul of MemoryData, but should hold 2",
+        ],
+    ),
+    "no SDPA": (
+        "llm.layer.dattn",
+        as_type("sdpa_8", "MatMul"),
+        [r"the graph holds 0 SDPA, but should hold 1", r"the graph holds 1 MatMul, but should hold 0"],
     ),
     "rotary MatMul": (
         "llm.layer.dqkv",
@@ -342,9 +350,9 @@ BROKEN_PARAMS: dict[str, tuple[Callable[[str], str], str]] = {
     "empty": (lambda text: "", r"line 1 is '', but should be 7767517"),
     "other magic": (lambda text: text.replace("7767517", "7767518"), r"line 1 is '7767518', .*"),
     "no more than magic": (lambda text: text[:7], r"line 2 counts '' layers and blobs, .*"),
-    "a layer lost": (lambda text: text[: text.rindex("BinaryOp")], r"line 2 counts '52 63' .* '51 62'"),
-    "cut in its last line": (lambda text: text[: text.rindex(" 55 ")], r"line 54 names 0 of its 3 blobs: .*"),
-    "a parameter without a key": (lambda text: text.rstrip("\n") + " 7\n", r"line 54 is no layer: .*"),
+    "a layer lost": (lambda text: text[: text.rindex("BinaryOp")], r"line 2 counts '42 51' .* '41 50'"),
+    "cut in its last line": (lambda text: text[: text.rindex(" 43 ")], r"line 44 names 0 of its 3 blobs: .*"),
+    "a parameter without a key": (lambda text: text.rstrip("\n") + " 7\n", r"line 44 is no layer: .*"),
 }
 
 

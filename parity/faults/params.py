@@ -113,10 +113,10 @@ FAULTS = (
     Fault(
         "attention not scaled",
         "llm.layer.07.prefill",
-        _edited("youtu_vl/llm.layer.07.prefill", lambda text: re.sub(r"(0=2 1=1 2=)\S+", r"\g<1>1.0", text)),
+        _edited("youtu_vl/llm.layer.07.prefill", lambda text: re.sub(r"(SDPA .* 6=)\S+", r"\g<1>1.0", text)),
         changes_ids=False,
         domain="graph file",
-        hints=("all but first row", "scale"),
+        hints=("all but first row",),
     ),
     Fault(
         "norm epsilon of a vision layer",

@@ -189,8 +189,8 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     ),
     "a function of two rewrites": (
         "youtu_vl.py",
-        "return mixed.reshape(1, -1, text.num_attention_heads * text.v_head_dim)",
-        "return mixed.reshape(1, -1, text.v_head_dim * text.num_attention_heads)",
+        "return mixed.transpose(1, 2).reshape(1, -1, text.num_attention_heads * text.v_head_dim)",
+        "return mixed.transpose(1, 2).reshape(1, -1, text.v_head_dim * text.num_attention_heads)",
         {"llm.layer.prefill", "llm.layer.dattn"},
     ),
     "a layer used by many": (
@@ -201,9 +201,9 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     ),
     "a helper used by many": (
         "layers.py",
-        "return weights / torch.sum(weights, dim=-1, keepdim=True)",
-        "return weights / weights.sum(-1, keepdim=True)",
-        {"vision.layer", "llm.layer.prefill", "llm.layer.dattn"},
+        "return x.reshape(1, -1, count, width).transpose(1, 2)",
+        "return x.reshape(1, -1, count, width).permute(0, 2, 1, 3)",
+        {"vision.layer", "llm.layer.prefill", "llm.layer.dqkv"},
     ),
     "a prefix": (
         "youtu_vl.py",
@@ -213,8 +213,8 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     ),
     "a comment": (
         "youtu_vl.py",
-        "        scores = torch.matmul(query, key.transpose(2, 3)) * self.head_dim**-0.5 + mask",
-        "        # a remark\n        scores = torch.matmul(query, key.transpose(2, 3)) * self.head_dim**-0.5 + mask",
+        '        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))',
+        '        # a remark\n        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))',
         set(),
     ),
     "a docstring": ("youtu_vl.py", '"""fc1, tanh GELU, fc2."""', '"""Two layers."""', set()),

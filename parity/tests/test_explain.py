@@ -118,19 +118,19 @@ FILES = (
     Planted(
         "scale removed",
         PREFILL,
-        text(PREFILL, "2=0.204124153", "2=1.0"),
+        text(PREFILL, "6=0.204124153", "6=1.0"),
         "graph file",
-        r"-BinaryOp mul_6 .*2=0\.204124153",
-        "BinaryOp +mul_6",
-        r"mul \(exporters/youtu_vl\.py:\d+\)",
+        r"-SDPA sdpa_25 .*6=0\.204124153",
+        "SDPA +sdpa_25",
+        r"scaled_dot_product_attention \(exporters/youtu_vl\.py:\d+\)",
     ),
     Planted(
         "order of a Permute",
         VISION,
         text(VISION, "18 19 0=2", "18 19 0=4"),
         "graph file",
-        r"\+Permute transpose_19 .* 0=4",
-        "Permute +transpose_19",
+        r"\+Permute transpose_15 .* 0=4",
+        "Permute +transpose_15",
         r"transpose .*\(4, \d+, 12\)",
     ),
     Planted(
@@ -145,7 +145,7 @@ FILES = (
     Planted(
         "erf for tanh",
         VISION,
-        text(VISION, "58 59 0=1", "58 59 0=0"),
+        text(VISION, "46 47 0=1", "46 47 0=0"),
         "graph file",
         r"-GELU gelu_6 .*0=1",
         "GELU +gelu_6",
@@ -175,9 +175,9 @@ def test_layer_that_the_converter_did_not_write(session: Session, tmp_path: Path
     workspace = session.workspaces[MODEL]
     port = Port(workspace, tmp_path / "model")
     line = next(line for line in (port.folder / f"{VISION}.param").read_text().splitlines() if line.startswith("GELU"))
-    between = "BinaryOp between 1 1 58 58x 0=2 1=1 2=1.01\n"
-    port.edit_param(VISION, replaced("\n52 63\n", "\n53 64\n"))
-    port.edit_param(VISION, replaced(line, between + line.replace("58 59", "58x 59")))
+    between = "BinaryOp between 1 1 46 46x 0=2 1=1 2=1.01\n"
+    port.edit_param(VISION, replaced("\n42 51\n", "\n43 52\n"))
+    port.edit_param(VISION, replaced(line, between + line.replace("46 47", "46x 47")))
     found = explain(workspace, VISION, CASE, folder=port.folder)
     assert found.domain == "graph file", text_of(found)
     assert found.drill is not None
@@ -306,8 +306,8 @@ def test_fault_of_the_converter_seen_in_its_torch_graph(session: Session, monkey
         result = convert(module, structure, folder)
         path = folder / "graph_pnnx.py"
         source = path.read_text(encoding="utf-8")
-        assert "dim=(-1,)" in source
-        path.write_text(source.replace("torch.sum(v_23, dim=(-1,)", "torch.sum(v_23, dim=(-2,)"), encoding="utf-8")
+        assert "scale=0.288675" in source
+        path.write_text(source.replace("scale=0.288675", "scale=0.5"), encoding="utf-8")
         return result
 
     monkeypatch.setattr(pnnx, "convert", faulty)
@@ -322,20 +322,20 @@ def test_fault_of_the_converter_in_what_it_writes_for_ncnn(
     """The files are what the converter writes, and still another graph: both sets of kernels agree on it."""
     workspace = session.workspaces[MODEL]
     port = Port(workspace, tmp_path / "model")
-    port.edit_param(VISION, replaced("2=0.288675129", "2=0.5"))
+    port.edit_param(VISION, replaced("6=0.288675129", "6=0.5"))
     convert = pnnx.convert
 
     def faulty(module: Any, structure: Any, folder: Path) -> Any:
         written, weights = convert(module, structure, folder)
-        return written.replace("2=0.288675129", "2=0.5"), weights
+        return written.replace("6=2.886751e-01", "6=0.5").replace("6=0.288675129", "6=0.5"), weights
 
     monkeypatch.setattr(pnnx, "convert", faulty)
     found = explain(workspace, VISION, CASE, folder=port.folder)
     assert found.domain == "converter", text_of(found)
     assert found.drill is not None
     assert found.drill.guilty is not None
-    assert re.match("BinaryOp +mul_6", found.drill.guilty.line)
-    assert re.match(r"mul in self_attn \(exporters/youtu_vl\.py", found.drill.guilty.expected)
+    assert re.match("SDPA +sdpa_19", found.drill.guilty.line)
+    assert re.match(r"scaled_dot_product_attention in self_attn \(exporters/youtu_vl\.py", found.drill.guilty.expected)
 
 
 def test_converter_whose_python_does_not_run_bears_no_witness(

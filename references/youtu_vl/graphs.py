@@ -37,7 +37,7 @@ def structures(sizes: Sizes) -> dict[str, Structure]:
                 Port("mask", (1, "patches", "patches")),
             ),
             (patches,),
-            {"Gemm": 6, "MatMul": 4, "MemoryData": 1, "MatMul of MemoryData": 2, "LayerNorm": 2, "GELU": 1},
+            {"Gemm": 6, "SDPA": 1, "MatMul": 2, "MemoryData": 1, "MatMul of MemoryData": 2, "LayerNorm": 2, "GELU": 1},
         ),
         Structure(
             "vision.tail",
@@ -49,7 +49,7 @@ def structures(sizes: Sizes) -> dict[str, Structure]:
             "llm.layer.prefill",
             (hidden, cos, sin, Port("mask", (1, "T", "T"))),
             (hidden, key, value),
-            rotary | {"Gemm": 8, "MatMul": 6, "RMSNorm": 4, "Swish": 1},
+            rotary | {"Gemm": 8, "SDPA": 1, "MatMul": 4, "RMSNorm": 4, "Swish": 1},
         ),
         Structure(
             "llm.layer.dqkv",
@@ -67,7 +67,7 @@ def structures(sizes: Sizes) -> dict[str, Structure]:
                 Port("mask", (1, "T", "L")),
             ),
             (hidden,),
-            {"Gemm": 4, "MatMul": 2, "MemoryData": 0, "RMSNorm": 1, "Swish": 1},
+            {"Gemm": 4, "SDPA": 1, "MatMul": 0, "MemoryData": 0, "RMSNorm": 1, "Swish": 1},
         ),
     )
     return {structure.name: structure for structure in every}
