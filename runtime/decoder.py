@@ -60,7 +60,7 @@ class Decoder:
     """The text half of a model over an exported folder.
 
     context: bounds prompt plus answer, in tokens; the caches are allocated for so many.
-    chunk: rows of a prompt that go through a graph at once, so that attention does not grow with the square.
+    chunk: about so many rows of a prompt go through a graph at once: attention does not grow with the square.
     memory: bytes that weights, caches and pictures may take; default: what the machine has left.
     Raises InputError where the weights in the runner's mode and the caches need more.
     """
@@ -125,7 +125,7 @@ class Decoder:
         count = len(embeds)
         self.check_context(count)
         self.caches = [self._new_cache() for _ in range(self.shape.layers)]
-        if self.joined or count > self.chunk:
+        if self.joined or self._pieces(count) > 1:
             # through the graphs of the decode step: a resident runner holds one copy of the weights
             return self.extend(embeds)
         cos, sin = self.rotary(0, count)
@@ -146,8 +146,7 @@ class Decoder:
         """New rows through every layer, over the caches: (T, C) -> hidden of the last row (C,)."""
         past, count = self.caches[0].length, len(embeds)
         self.check_context(past + count)
-        # as even as can be: few rows cost as much as many
-        chunks = np.array_split(embeds, -(-count // self.chunk))
+        chunks = np.array_split(embeds, self._pieces(count))
         starts = [past + sum(map(len, chunks[:number])) for number in range(len(chunks))]
         if self.joined:
             hidden = [self._through_joined(self.joined.start(), *piece) for piece in zip(chunks, starts, strict=True)][
@@ -157,6 +156,10 @@ class Decoder:
             hidden = self._through_graphs(chunks, starts)[-1]
         last: Floats = hidden[-1].copy()  # out of the memory of the pass
         return last
+
+    def _pieces(self, count: int) -> int:
+        """How many even chunks of rows are nearest to the size asked for: a short last one would cost as a long one."""
+        return max(1, round(count / self.chunk))
 
     def _through_graphs(self, chunks: list[Floats], starts: Sequence[int]) -> list[Floats]:
         """Chunks that begin at the positions `starts`, layer by layer, so that each graph is loaded once."""

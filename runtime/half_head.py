@@ -15,7 +15,7 @@ from runtime.graphs import checked, set_fp32_options
 from runtime.mat import from_mat, to_mat
 from runtime.weights import fill
 
-_PART_BYTES = 1 << 28  # of a net; while one is loaded, its rows stand in memory three times as large
+_PART_BYTES = 1 << 26  # of a net; while one is loaded, its rows stand in memory three times as large
 _HALF = np.uint32(0x01306B47).tobytes()  # in front of weights that are stored in float16
 _PROBED_ROWS = 64
 

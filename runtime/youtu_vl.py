@@ -118,7 +118,9 @@ class Pipeline(Decoder):
             if index in full:
                 hidden = self._layer(name, hidden, tables, "full_mask", slice(None))
             else:  # no window sees another, so that a few at a time cost less than all
-                windowed = [self._layer(name, hidden, tables, "window_mask", rows) for rows in self._pieces(grids)]
+                windowed = [
+                    self._layer(name, hidden, tables, "window_mask", rows) for rows in self._windows_together(grids)
+                ]
                 hidden = np.concatenate(windowed)
         return self._run("vision.tail", hidden=hidden[windows.inverse_order(order)])["rows"]
 
@@ -127,7 +129,7 @@ class Pipeline(Decoder):
         masked = np.ascontiguousarray(tables[mask][:, rows, rows])
         return self._run(name, hidden=hidden[rows], cos=cos, sin=sin, mask=masked)["hidden"]
 
-    def _pieces(self, grids: Grids) -> list[slice]:
+    def _windows_together(self, grids: Grids) -> list[slice]:
         """Whole windows in a row, as many together as a chunk holds, one at least."""
         _, bounds = self._windows(grids)
         starts = [0]

@@ -102,7 +102,10 @@ def test_a_prompt_goes_through_in_even_chunks(manifest: Manifest, runner: NcnnRu
     watched = Watched(runner)
     pipeline = Pipeline(manifest, watched, context=64, chunk=16)
     pipeline.prefill(rows_of(50, pipeline.table.width))
-    assert [count for graph_id, count in watched.rows if graph_id == "llm.layer.07.dattn"] == [13, 13, 12, 12]
+    assert [count for graph_id, count in watched.rows if graph_id == "llm.layer.07.dattn"] == [17, 17, 16]
+    watched.rows.clear()
+    pipeline.prefill(rows_of(23, pipeline.table.width))
+    assert {graph_id for graph_id, _ in watched.rows} == {f"llm.layer.{index:02d}.prefill" for index in range(40)}
 
 
 # ---- windows a few at a time
@@ -129,7 +132,7 @@ def test_windows_in_pieces_give_the_picture(manifest: Manifest, runner: NcnnRunn
 @given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=4), st.integers(1, 1000))
 def test_pieces_are_whole_windows(manifest: Manifest, grids: list[tuple[int, int]], chunk: int) -> None:
     pipeline = Pipeline(manifest, Untouchable(), context=64, chunk=chunk)
-    pieces = pipeline._pieces(grids)
+    pieces = pipeline._windows_together(grids)
     _, bounds = pipeline._windows(grids)
     edges = [0, *(piece.stop for piece in pieces)]
 
