@@ -47,8 +47,8 @@ baseline: .venv/ready ## keep the last run; `python -m parity baseline --compare
 faults: .venv/ready ## plant every fault of the corpus and print the scoreboard (half an hour)
 	$(RUN) parity faults
 
-bench: .venv/ready ## measure: cold and warm run, memory, speed beside other engines: make bench [MODEL=smollm2]
-	$(RUN) parity bench $(MODEL)
+bench: .venv/ready ## measure: cold and warm run, memory, speed beside other engines: make bench [MODEL=smollm2] [PROFILE=full]
+	$(RUN) parity bench $(MODEL) $(SOURCE)
 
 lint: .venv/ready ## ruff and mypy
 	$(RUN) ruff check .

@@ -103,14 +103,27 @@ def dumps(
 @app.command()
 def bench(
     models: ModelArgument = None,
+    profile: Profile = "",
     runs: Annotated[int, typer.Option(min=1, help="runs of every measurement")] = 1,
 ) -> None:
-    """Measure cold and warm run, memory, decode beside other engines, tokenizers; writes bench-MODEL.json."""
-    from parity import bench as measures
+    """Measure what runs, layers and tokenizers cost, beside other engines; writes bench-*.json.
 
-    for workspace in _workspaces(models, "", None, None):
-        measures.bench(workspace.model, Console(), runs=runs)
-    measures.bench_tokenizers(Console(), runs=runs)
+    With a profile: its export beside direct conversions, and every graph of the whole model (hours, 35 GB of disk).
+    """
+    from parity import bench as measures
+    from parity import bench_export, bench_whole, bench_widths
+
+    chosen = [workspace.model for workspace in _workspaces(models, profile, None, None)]
+    for model in chosen:
+        if profile:
+            bench_export.bench(model, profile, Console())
+            bench_whole.bench(model, profile, Console())
+        else:
+            measures.bench(model, Console(), runs=runs)
+    if bench_widths.MODEL in chosen and not profile:
+        bench_widths.bench(Console(), runs=runs)
+    if not profile:
+        measures.bench_tokenizers(Console(), runs=runs)
 
 
 @app.command()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -66,13 +66,15 @@ def bench_tokenizers(console: Console, *, runs: int) -> None:
     tell("tokenizers", list(_tokenizers(runs)), console, runs)
 
 
-def tell(name: str, figures: list[Figure], console: Console, runs: int) -> None:
-    """Print a table of figures and write bench-NAME.json."""
+def tell(
+    name: str, figures: list[Figure], console: Console, runs: int, details: Mapping[str, Any] | None = None
+) -> None:
+    """Print a table of figures and write bench-NAME.json, with the details that the table leaves out."""
     about = {
         "machine": platform.platform(),
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "threads": "whole runs: 2 processes, 1 thread each; decode beside torch: 1 thread; engines: 2 threads",
+        "threads": "whole runs: 2 processes, 1 thread each; decode beside torch: 1 thread; all others: 2 threads",
         "versions": {name: version(name) for name in PACKAGES},
         "runs": runs,
     }
@@ -83,7 +85,8 @@ def tell(name: str, figures: list[Figure], console: Console, runs: int) -> None:
         table.add_row(figure.name, f"{figure.median:.4g} {figure.unit}", figure.spread, figure.goal)
     console.print(table)
     path = home() / f"bench-{name}.json"
-    atomic_write_text(path, json.dumps(about | {"figures": [asdict(f) for f in figures]}, indent=1))
+    found = {"figures": [asdict(figure) for figure in figures], "details": details or {}}
+    atomic_write_text(path, json.dumps(about | found, indent=1))
     console.print(f"written to {path}; machine: {about['machine']}, {about['versions']}", highlight=False)
 
 

@@ -1,7 +1,8 @@
 """`python -m parity.bench_export [MODEL] [PROFILE]`: the export beside converting every graph directly.
 
 One graph of each structure is converted with its own weights and timed, and the times are multiplied by the counts;
-then the whole model is exported into an empty store, in the same run. That store is removed behind it.
+then the whole model is exported in the same run: into the store where nothing of it is there yet, else into an empty
+one that is removed behind it.
 """
 
 import shutil
@@ -11,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -31,7 +31,9 @@ def bench(model: str, profile: str, console: Console) -> None:
     workspace = Workspace(Choice(model, profile))
     root = home() / "bench-export"
     shutil.rmtree(root, ignore_errors=True)
-    exporter = Exporter(model, workspace.checkpoint, workspace.fingerprint, Store(root))
+    exporter = workspace.exporter
+    if any(map(exporter.holds, exporter.graphs.values())):
+        exporter = Exporter(model, workspace.checkpoint, workspace.fingerprint, Store(root))
     try:
         tell(f"export-{model}", [*_figures(exporter, console)], console, 1)
     finally:
@@ -73,19 +75,16 @@ def _whole(exporter: Exporter, console: Console) -> tuple[float, int]:
     def told(graph_id: str) -> None:
         console.print(f"{time.perf_counter() - started:7.1f} s  {graph_id}", highlight=False)
 
-    folder = exporter.model_folder(each=told)
-    return time.perf_counter() - started, sum(_sizes(folder, exporter.graphs_store.root))
+    before = _sizes(exporter.store.root)
+    exporter.model_folder(each=told)
+    seconds = time.perf_counter() - started
+    return seconds, sum(size for file, size in _sizes(exporter.store.root).items() if file not in before)
 
 
-def _sizes(*folders: Path) -> Iterator[int]:
-    """Sizes of the files in folders, a file with several names once."""
-    files: dict[Any, int] = {}
-    for folder in folders:
-        for path in folder.rglob("*"):
-            if path.is_file():
-                found = path.stat()
-                files[found.st_dev, found.st_ino] = found.st_size
-    yield from files.values()
+def _sizes(folder: Path) -> dict[tuple[int, int], int]:
+    """Sizes of the files in a folder, a file with several names once."""
+    found = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return {(file.st_dev, file.st_ino): file.st_size for file in found}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from parity.explain import Explanation, explain
 from parity.faults import FAULTS, Fault, Port
 from parity.mutating import Outcome
 from parity.plugin import CLAIMS
+from parity.runners import WHOLE
 from parity.workspace import ROOT, Choice, Workspace, home
 from references import MODELS
 from references.dumping import open_reference
@@ -131,7 +132,7 @@ def false_alarms(workspace: Workspace, count: int) -> Iterator[str]:
     cases = itertools.cycle(name for name in workspace.cases if len(workspace.dump(name).values["ids"]) <= MOST_TOKENS)
     for number, case in zip(range(count), cases, strict=False):
         runner = NcnnRunner(manifest, threads=1 + number % 2, mode=MODES[number // 2 % 2], verify=False)
-        port = SimpleNamespace(pipeline=pipeline(manifest, runner), runner=runner)
+        port = SimpleNamespace(pipeline=pipeline(manifest, runner, chunk=WHOLE), runner=runner)
         for record in reds(Subject.of(workspace, case, port)):
             yield f"{record.where.id} {record.where.setting}, {runner.threads} threads, {runner.mode}"
 

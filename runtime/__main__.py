@@ -170,6 +170,7 @@ def _use_utf8(stream: Any) -> None:
 
 
 if __name__ == "__main__":
-    _use_huge_pages()
+    if _parser().parse_args().mode == "resident":  # streamed, the caches' untouched rows would only cost memory
+        _use_huge_pages()
     _use_utf8(sys.stdout)
     sys.exit(main())

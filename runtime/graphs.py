@@ -144,6 +144,10 @@ class NcnnRunner:
                 check_finite(graph, name, array)
         return outputs
 
+    def load(self, graph_id: str) -> None:
+        """Load a graph, where it is not in memory."""
+        self._net(self.graph(graph_id))
+
     def weight_bytes(self, graph_ids: Iterable[str]) -> int:
         """Bytes of memory that the weights of graphs take: of all of them, or streaming of the largest, twice."""
         files = [self.graph(graph_id).weights for graph_id in graph_ids]

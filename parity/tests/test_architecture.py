@@ -350,6 +350,7 @@ def test_few_places_make_mats_and_load_nets() -> None:
     assert ncnn_calls(ROOT) == {
         ("runtime/mat.py", "ncnn.Mat"),
         ("runtime/graphs.py", "ncnn.Net"),
+        ("runtime/half_head.py", "ncnn.Net"),
         ("runtime/joined.py", "ncnn.Net"),
         ("runtime/graphs.py", "ncnn.PoolAllocator"),
         ("parity/blobs.py", "ncnn.Net"),  # any options, every blob
