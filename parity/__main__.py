@@ -45,6 +45,7 @@ def run(
         raise typer.Exit(_run_rolling(chosen, workers))
     for workspace in chosen:
         building.build_all(workspace, console, workers=workers)
+    workers = building.processes(chosen, workers, console)
     command = [
         sys.executable,
         "-m",

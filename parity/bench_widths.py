@@ -32,6 +32,7 @@ PARTS = (
         for index in range(LAYERS)
     ),
 )
+MEMORY = {"bytes": "memory, MB", "told": "as told before, MB"}
 GROWTH = {
     "prompt": (128, 256, 512, 1024, 2048, 4096),
     "context": (512, 1024, 2048, 4096, 8192),
@@ -123,16 +124,17 @@ def _measure(kind: str, folder: Path, *sizes: int) -> Any:
 
 def _tell_growth(found: dict[str, dict[int, Any]], console: Console) -> None:
     for kind, rows in found.items():
-        columns = [name for name in next(iter(rows.values())) if name != "bytes"]
+        columns = [name for name in next(iter(rows.values())) if name not in MEMORY]
         table = Table(title=f"{kind}, {THREADS} threads, per layer")
-        for heading in (kind, *(f"{name}, ms" for name in columns), "memory, MB"):
+        memory = [name for name in MEMORY if name in next(iter(rows.values()))]
+        for heading in (kind, *(f"{name}, ms" for name in columns), *(MEMORY[name] for name in memory)):
             table.add_column(heading)
         for size, row in rows.items():
             if "refused" in row:
                 table.add_row(str(size), row["refused"])
             else:
                 times = [f"{1e3 * row[name]:.4g}" for name in columns]
-                table.add_row(str(size), *times, f"{row['bytes'] / 1e6:.4g}")
+                table.add_row(str(size), *times, *(f"{row[name] / 1e6:.4g}" for name in memory))
         console.print(table)
     atomic_write_text(home() / "bench-growth.json", json.dumps(found, indent=1))
     _plot(found).savefig(home() / "bench-growth.png", dpi=120)
@@ -143,7 +145,7 @@ def _plot(found: dict[str, dict[int, Any]]) -> Plot:
     plot = Plot(figsize=(11, 3.6), layout="constrained")
     for axes, (kind, rows) in zip(plot.subplots(1, len(found)), found.items(), strict=True):
         measured = {size: row for size, row in rows.items() if "refused" not in row}
-        for name in (name for name in next(iter(measured.values())) if name != "bytes"):
+        for name in (name for name in next(iter(measured.values())) if name not in MEMORY):
             axes.loglog(list(measured), [1e3 * row[name] for row in measured.values()], "o-", base=2, label=name)
         axes.set(title=kind, ylabel="ms per layer", xlabel={"image": "patches per side"}.get(kind, "tokens"))
         axes.grid(alpha=0.3)

@@ -28,6 +28,7 @@ from parity.workspace import COMMITTED, Choice, Workspace, case_names, home
 
 MEMORY_BYTES = 4_000_000_000  # what the references of several cases may take together
 DEFAULT_BYTES = (200_000_000, 1_500_000_000)  # disk and memory of the default profile's dumps
+WIDE_BYTES = 4_000_000_000  # of a model's weights, from which on one process judges
 TELL_SECONDS = 0.2
 REFERENCE_COLUMNS = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("cases", "piece", "left")]
 
@@ -53,6 +54,16 @@ def export(workspace: Workspace, console: Console, *, table: str = "float32") ->
     # where `python -m runtime` looks when it is given no folder
     atomic_write_text(home() / "exported" / f"{workspace.model}.txt", str(folder))
     return folder
+
+
+def processes(workspaces: Sequence[Workspace], workers: int, console: Console) -> int:
+    """How many processes judge at a time: one where models are so wide that two would hold twice their memory."""
+    from exporters import space
+
+    wide = [w.model for w in workspaces if space.weight_bytes(w.exporter) > WIDE_BYTES]
+    if wide and workers > 1:
+        console.print(f"{', '.join(wide)}: judged by one process, within 4 GB of memory", highlight=False)
+    return 1 if wide else workers
 
 
 def copy_out(folder: Path, target: Path) -> Path:

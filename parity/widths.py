@@ -114,7 +114,7 @@ def image(folder: Path, threads: int, size: int) -> dict[str, float]:
     window = next(index for index in range(2) if index != full)
     layers = {"window": f"vision.layer.{window:02d}", "full": f"vision.layer.{full:02d}"}
     found = {kind: timed.seconds[f"youtu_vl/{name}"] for kind, name in layers.items()}
-    return found | {"bytes": peak_memory_bytes() - before}
+    return found | {"bytes": peak_memory_bytes() - before, "told": pipeline.picture_bytes(len(patches))}
 
 
 def copy_speed(threads: int) -> float:

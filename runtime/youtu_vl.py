@@ -4,6 +4,7 @@ Stages, each a method: preprocess, prompt, vision_tables, encode_images, fuse, t
 logits; `generate` is their sequence.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -14,13 +15,14 @@ from runtime import windows
 from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Floats, Prompt, Token, read_config, read_json
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Manifest, Runner
-from runtime.image import Pixels, preprocess
+from runtime.image import MAX_PATCHES, Pixels, preprocess
 
 Grids = Sequence[tuple[int, int]]
 History = Sequence[tuple[str, str]]  # (role, content) of the messages before the prompt
 
-# What is there at once of N x N numbers: copies of a head's scores, and masks.
-SCORES, MASKS = 3, 4
+# Matrices of patches x patches that are there at once, as measured: the two masks, the copy that ncnn is given, and
+# what attention over one head takes.
+SQUARES = 6
 
 # The keys of config.json that are read here.
 KEYS = (
@@ -28,7 +30,7 @@ KEYS = (
     *("rms_norm_eps", "rope_theta", "v_head_dim"),
     *("vision_config.fullatt_block_indexes", "vision_config.hidden_size", "vision_config.num_attention_heads"),
     *("vision_config.num_hidden_layers", "vision_config.patch_size", "vision_config.spatial_merge_size"),
-    "vision_config.window_size",
+    *("vision_config.intermediate_size", "vision_config.window_size"),
 )
 
 
@@ -140,21 +142,21 @@ class Pipeline(Decoder):
 
     def _require_for(self, patches: int) -> None:
         """Raise InputError where pictures of so many patches need more memory than there is."""
-        size = self._attention_bytes(patches)
-        needs = self.needs() | {f"attention over {patches} patches": size}
+        others, patch = self.needs(), self.config["vision_config"]["patch_size"]
 
         def advice(budget: int) -> str:
-            left = budget - (sum(needs.values()) - size)
-            most = int((max(left, 0) / self._attention_bytes(1)) ** 0.5)
-            side = int(most**0.5) * self.config["vision_config"]["patch_size"]
-            return f"scale the pictures down to {most} patches in all, {side}x{side} pixels"
+            left = budget - sum(others.values())
+            most = bisect_right(range(MAX_PATCHES + 1), left, key=self.picture_bytes) - 1
+            side = int(max(most, 0) ** 0.5) * patch
+            return f"scale the pictures down to {max(most, 0)} patches in all, {side}x{side} pixels"
 
-        self.budget.require(needs, advice)
+        self.budget.require(others | {f"pictures of {patches} patches": self.picture_bytes(patches)}, advice)
 
-    def _attention_bytes(self, patches: int) -> int:
+    def picture_bytes(self, patches: int) -> int:
         """Bytes at the peak of a layer in which every patch sees every other."""
-        heads: int = self.config["vision_config"]["num_attention_heads"]
-        return 4 * patches**2 * (SCORES * heads + MASKS)
+        vision = self.config["vision_config"]
+        row: int = 2 * vision["intermediate_size"] + 5 * vision["hidden_size"]
+        return 4 * patches * (SQUARES * patches + row)
 
     def fuse(self, ids: Sequence[int], rows: Floats | None) -> Floats:
         """Embedding rows, placeholders overwritten by image rows in order: (T, C).

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from rich.console import Console
 
 from harness.metrics import measure
-from parity import server
+from parity import building, server
 from parity.workspace import Choice, Workspace
 from runtime import half_head
 from runtime.__main__ import main
@@ -176,9 +177,7 @@ def test_a_context_that_does_not_fit_is_refused_with_the_one_that_does(manifest:
 def test_a_picture_beyond_the_budget_is_refused_with_the_size_that_fits(manifest: Manifest) -> None:
     pipeline = Pipeline(manifest, Untouchable(), context=5000, memory=500_000_000)
     picture = np.zeros((2048, 2048, 3), np.uint8)
-    with pytest.raises(
-        InputError, match=r"attention over 16384 patches \d+\.\d\d GB\) of memory, but 0.50 GB"
-    ) as raised:
+    with pytest.raises(InputError, match=r"pictures of 16384 patches \d+\.\d\d GB\) of memory, but 0.50 GB") as raised:
         list(pipeline.generate([picture], "What is this?", 1))
     told = re.search(r"scale the pictures down to (\d+) patches in all, (\d+)x(\d+) pixels", str(raised.value))
     assert told is not None
@@ -186,7 +185,7 @@ def test_a_picture_beyond_the_budget_is_refused_with_the_size_that_fits(manifest
 
     assert side == int(patches**0.5) * 16
     pipeline._require_for(patches)
-    with pytest.raises(InputError, match=f"attention over {patches + 1} patches"):
+    with pytest.raises(InputError, match=f"pictures of {patches + 1} patches"):
         pipeline._require_for(patches + 1)
 
 
@@ -292,3 +291,12 @@ def test_the_child_streams_a_model_that_is_too_wide_to_be_held(
     assert [token.id for token in wide.generate(*ask)] == ids
     modes = [pipeline.runner.mode for child in (narrow, wide) for pipeline in child._pipelines.values()]
     assert modes == ["resident", "streaming"]
+
+
+def test_one_process_judges_a_wide_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    workspaces = [Workspace(Choice("youtu_vl"))]
+    assert building.processes(workspaces, 2, Console()) == 2
+    assert not capsys.readouterr().out
+    monkeypatch.setattr(building, "WIDE_BYTES", 1_000_000)
+    assert building.processes(workspaces, 2, Console()) == 1
+    assert capsys.readouterr().out == "youtu_vl: judged by one process, within 4 GB of memory\n"
