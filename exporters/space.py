@@ -1,18 +1,20 @@
-"""Disk that an export needs, told before the work starts."""
+"""Disk and memory that an export needs, told before the work starts."""
 
-import shutil
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from harness.errors import UnjudgedError
 from harness.graphs import Graph
+from harness.resources import Mode, require
 
 TABLE = "model.embed_tokens.weight"
 TABLE_DTYPES = {"float32": np.float32, "float16": np.float16}
 # Params, manifests and the constants of rotations come on top of the checkpoint's tensors; at true widths 0.1 %.
 MARGIN = 1.01
+# Memory, as measured: torch and pnnx themselves, and what is there at once of the largest graph's weights: in float32,
+# twice in float64 for the self-check, and on their way to the disk.
+LIBRARIES, COPIES = 700_000_000, 6
 
 
 def weight_bytes(exporter: Any) -> int:
@@ -36,14 +38,9 @@ def graph_bytes(exporter: Any, graph: Graph) -> int:
 
 
 def check(exporter: Any, table: str) -> None:
-    """Raise UnjudgedError with both figures, and with the mode that fits, when the disk is too small."""
-    root = exporter.graphs_store.root
-    there = next(path for path in (root, *root.parents) if path.exists())
-    needed, free = missing_bytes(exporter, table), shutil.disk_usage(there).free
-    if needed > free:
-        largest = max(graph_bytes(exporter, graph) for graph in exporter.graphs.values())
-        raise UnjudgedError(
-            f"{exporter.model}: the export needs {needed:,} bytes, but {free:,} are free on the disk of {there}; free "
-            f"some, or judge it graph by graph in {largest:,} bytes: "
-            f"python -m parity run {exporter.arguments} --rolling"
-        )
+    """Raise UnjudgedError with all figures, and with the mode that fits, where disk or memory do not suffice."""
+    largest = max(graph_bytes(exporter, graph) for graph in exporter.graphs.values())
+    memory = LIBRARIES + COPIES * largest
+    whole = Mode(f"python -m parity export {exporter.arguments}", missing_bytes(exporter, table), memory)
+    rolling = Mode(f"python -m parity run {exporter.arguments} --rolling", largest, memory)
+    require(whole, [rolling], exporter.graphs_store.root)

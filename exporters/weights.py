@@ -7,6 +7,7 @@ begins, and files with the same content by names, layout and checkpoint are one:
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,10 +63,10 @@ def parts(entries: Sequence[Entry], graph: Graph) -> list[Part]:
 
 def write(path: Path, part: Part, values: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Write a part's file; its hash by its name."""
-    with path.open("wb") as file:
-        hashing = _Hashing(file)
+    with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
+        hashing = _Hashing(file, beside)
         layout.write(hashing, part.entries, values)
-    return {path.name: hashing.sha256.hexdigest()}
+        return {path.name: hashing.digest()}
 
 
 def _constant(value: np.ndarray) -> str:
@@ -73,15 +74,20 @@ def _constant(value: np.ndarray) -> str:
 
 
 class _Hashing:
-    """A file that is hashed while it is written."""
+    """A file that is hashed while it is written, by a thread beside the one that writes."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
+    def __init__(self, file: BinaryIO, beside: ThreadPoolExecutor) -> None:
+        self._file, self._beside = file, beside
+        self._sha256 = hashlib.sha256()
+        self._hashed: list[Future[None]] = []
 
     def write(self, data: Any) -> None:
-        self.sha256.update(data)
+        """Take all of the bytes, which must not change any more."""
+        self._hashed.append(self._beside.submit(self._sha256.update, data))
         self._file.write(data)
 
-    def flush(self) -> None:
-        self._file.flush()
+    def digest(self) -> str:
+        """The hash of all that was written."""
+        for piece in self._hashed:
+            piece.result()
+        return self._sha256.hexdigest()

@@ -1,7 +1,6 @@
 """Weights are stored once, graph by graph needs little disk, and too little of it is told before the work starts."""
 
 import importlib
-import shutil
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from exporters import space, weights
 from exporters.export import Exporter
 from exporters.folders import MANIFEST, link_or_copy, own_weights, weight_files
 from exporters.tensors import Uninitialised
+from harness import resources
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
 from harness.store import Store
@@ -98,18 +98,22 @@ def test_a_folder_of_ones_own_has_a_file_for_every_graph(exporter: Exporter, tmp
     load_net(tmp_path, Manifest.read(tmp_path).graphs[f"{LAYER}.prefill"], threads=1, verify=True)
 
 
-def test_too_little_disk_is_told_before_the_work_with_the_mode_that_fits(
+def test_too_little_disk_or_memory_is_told_before_the_work_with_the_mode_that_fits(
     exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = fresh(exporter, tmp_path / "store")
     needed = space.missing_bytes(own)
     assert space.weight_bytes(own) < needed < 1.02 * space.weight_bytes(own)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
-    expected = (
-        rf"youtu_vl: the export needs {needed:,} bytes, but {needed - 1:,} are free on the disk of .*; free some, or "
-        r"judge it graph by graph in [\d,]+ bytes: python -m parity run youtu_vl --profile tiny --rolling$"
-    )
-    with pytest.raises(UnjudgedError, match=expected):
+    with monkeypatch.context() as machine:
+        machine.setattr(resources, "free_disk_bytes", lambda folder: needed - 1)
+        expected = (
+            r"^python -m parity export youtu_vl --profile tiny needs 0.0 GB of disk, but 0.0 GB are free; "
+            r"free some, or take another mode: this mode fits: python -m parity run youtu_vl --profile tiny --rolling$"
+        )
+        with pytest.raises(UnjudgedError, match=expected):
+            own.model_folder()
+    monkeypatch.setattr(resources, "available_memory_bytes", lambda: 600_000_000)
+    with pytest.raises(UnjudgedError, match=r"needs 0.7 GB of memory, but 0.6 GB are free; .* no narrower mode fits$"):
         own.model_folder()
     assert list((tmp_path / "store").glob("graph/*")) == []
 
