@@ -56,7 +56,7 @@ def _figures(exporter: Exporter, console: Console) -> Iterator[Figure]:
     yield Figure("direct conversions / export", "x", [direct / seconds], GOAL)
     yield Figure("written", "GB", [written / 1e9])
     yield Figure("written / unique float32 weights", "x", [written / space.weight_bytes(exporter)], BYTES_GOAL)
-    yield Figure("peak memory of the export", "GB", [peak_memory_bytes() / 1e9])
+    yield Figure("peak memory, that of the direct conversions included", "GB", [peak_memory_bytes() / 1e9])
 
 
 def _direct(exporter: Exporter, graph: Graph) -> float:

@@ -1,5 +1,6 @@
 """The port's pipeline over one case, run as a chain: every graph on what the port's graphs before it gave."""
 
+import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from runtime.graphs import Arrays, Runner
 if TYPE_CHECKING:  # a subject has a chain
     from parity.checks import Subject
 
+SPOOLED_BYTES = 1 << 20
 TOWERS = ("vision", "prefill", "decode")
 
 
@@ -36,10 +38,20 @@ class Recorder:
         except Exception as error:
             self.failure = self.failure or (graph_id, error)
             raise
-        self.outputs.setdefault(graph_id, outputs)
+        self.outputs.setdefault(graph_id, {name: spooled(array) for name, array in outputs.items()})
         if graph_id == self.last:
             raise Reached
         return outputs
+
+
+def spooled(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The array, a large one in a file that has no name: those of a wide model's chain are 1 GB."""
+    if array.nbytes < SPOOLED_BYTES:
+        return array
+    with tempfile.TemporaryFile() as file:
+        array.tofile(file)
+        file.flush()
+        return np.memmap(file, array.dtype, "r", shape=array.shape)
 
 
 class Chain:

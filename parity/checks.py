@@ -260,6 +260,7 @@ def _made_with(s: Subject) -> Pair:
 
 
 # In pipeline order: name -> (mode, the pair (actual, expected)).
+END = "\n"  # behind an answer, whose text may be none
 STAGES: dict[str, tuple[str, Callable[[Subject], Pair]]] = {
     "reference.made_with": ("exact", _made_with),
     "image.grid": ("exact", lambda s: ([list(p.grid) for p in s.pixels], s.dump.values["grids"])),
@@ -295,7 +296,7 @@ STAGES: dict[str, tuple[str, Callable[[Subject], Pair]]] = {
     "head.logits": ("isolated", lambda s: (s.pipeline.logits(s.last_hidden), s.dump.tensors["logits"][0])),
     "sampling.ids": ("exact", _chosen),
     IDS: ("exact", lambda s: ([token.id for token in s.tokens], s.dump.values["ids"])),
-    "decode.text": ("exact", lambda s: ("".join(token.text for token in s.tokens), s.dump.values["text"])),
+    "decode.text": ("exact", lambda s: ("".join(token.text for token in s.tokens) + END, s.dump.values["text"] + END)),
     "decode.logits": ("chained", _decode_logits),
 }
 VISION_STAGES = ("image.", "positions.window", "positions.vision", "positions.full")

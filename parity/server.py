@@ -28,8 +28,9 @@ class Server:
         if runner is None:
             graph = read_graph(entry)
             runner = NcnnRunner(Manifest(Path(folder), "", "", {graph.id: graph}, {}, {}))
-        while self._runners and sum(map(_held_bytes, (runner, *self._runners.values()))) > HELD_BYTES:
-            self.forget(next(iter(self._runners)))  # which has waited longest
+        # which has waited longest; while a graph is loaded it takes its size twice
+        while self._runners and sum(map(_held_bytes, (runner, runner, *self._runners.values()))) > HELD_BYTES:
+            self.forget(next(iter(self._runners)))
         self._runners[folder] = runner
         return runner.run(entry["id"], inputs)
 
@@ -53,7 +54,10 @@ class Server:
             wide = _held_bytes(NcnnRunner(manifest, verify=False)) > HELD_BYTES
             runner = NcnnRunner(manifest, mode="streaming" if wide else "resident")
             self._pipelines[folder] = module.Pipeline(manifest, runner)
-        return list(forced_or_greedy(self._pipelines[folder], pictures, prompt, count, history, forced))
+        pipeline = self._pipelines[folder]
+        tokens = list(forced_or_greedy(pipeline, pictures, prompt, count, history, forced))
+        pipeline.release()
+        return tokens
 
 
 def _held_bytes(runner: NcnnRunner) -> int:

@@ -138,6 +138,12 @@ class Decoder:
         last: Floats = hidden[-1]
         return last
 
+    def release(self) -> None:
+        """Let go of the caches and, streaming, of the graph in memory: the next prompt begins anew."""
+        self.caches = []
+        if isinstance(self.runner, NcnnRunner):
+            self.runner.release()
+
     def step(self, token: int) -> Floats:
         """One token through every layer, over the caches: hidden (C,)."""
         return self.extend(self.table.embed([token]))

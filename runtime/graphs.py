@@ -144,6 +144,13 @@ class NcnnRunner:
                 check_finite(graph, name, array)
         return outputs
 
+    def release(self) -> None:
+        """Let go of the buffers of past runs and, streaming, of the graph in memory."""
+        if self.mode == "streaming":
+            self._nets.clear()
+        BLOBS.clear()
+        WORKSPACE.clear()
+
     def load(self, graph_id: str) -> None:
         """Load a graph, where it is not in memory."""
         self._net(self.graph(graph_id))

@@ -269,7 +269,7 @@ def test_the_child_holds_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch
     inputs |= {"cos": rows_of(4, 12)[None], "sin": rows_of(4, 12)[None], "mask": np.zeros((1, 4, 4), np.float32)}
     size = NcnnRunner(Manifest.read(exporter.model_folder()), verify=False).weight_bytes(names[:1])
 
-    monkeypatch.setattr(server, "HELD_BYTES", 2 * size)
+    monkeypatch.setattr(server, "HELD_BYTES", 3 * size)
     child = server.make()
     first = {name: child.run(*files[name], inputs)["hidden"] for name in names}
     assert list(child._runners) == [files[name][0] for name in names[1:]]
