@@ -113,8 +113,11 @@ def _run_and_watch(model: str, folder: Path) -> float:
     return watch(["-m", "parity", "run", model], PARITY_HOME=str(folder))[1]
 
 
-def watch(arguments: list[str], **environment: str) -> tuple[str, float]:
-    """Standard output and peak resident memory (MB, of the largest process) of a Python command that must succeed."""
+def watch(arguments: list[str], *, with_files: bool = True, **environment: str) -> tuple[str, float]:
+    """Standard output and peak resident memory (MB, of the largest process) of a Python command that must succeed.
+
+    with_files: count pages of files too, which the system takes back when it needs them.
+    """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         run = subprocess.Popen(
             [sys.executable, *arguments],
@@ -125,7 +128,7 @@ def watch(arguments: list[str], **environment: str) -> tuple[str, float]:
         )
         peak = 0
         while run.poll() is None:
-            peak = max(peak, *_resident(run.pid), 0)
+            peak = max(peak, *_resident(run.pid, with_files=with_files), 0)
             time.sleep(POLL_SECONDS)
         if run.returncode != 0:
             raise RuntimeError(f"python {' '.join(arguments)} ended with code {run.returncode}; it is not measured")
@@ -133,17 +136,18 @@ def watch(arguments: list[str], **environment: str) -> tuple[str, float]:
         return out.read(), peak / 1e6
 
 
-def _resident(pid: int) -> list[int]:
+def _resident(pid: int, *, with_files: bool) -> list[int]:
     try:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return [0]
-    return [_memory(process) for process in processes]
+    return [_memory(process, with_files=with_files) for process in processes]
 
 
-def _memory(process: psutil.Process) -> int:
+def _memory(process: psutil.Process, *, with_files: bool) -> int:
     try:
-        return int(process.memory_info().rss)
+        found = process.memory_info()
+        return int(found.rss) - (0 if with_files else int(getattr(found, "shared", 0)))
     except psutil.Error:  # it ended meanwhile
         return 0
 
