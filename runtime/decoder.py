@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from runtime.chat import ChatTemplate
 from runtime.errors import EXPORT_AGAIN, InputError
-from runtime.graphs import Arrays, Manifest, NcnnRunner, Runner
-from runtime.joined import JoinedNet, Part, Pass
+from runtime.graphs import Arrays, Manifest, NcnnRunner, Runner, drop_buffers
+from runtime.joined import JoinedNet, Part
 from runtime.kv_cache import KVCache
 from runtime.memory import Budget, gigabytes
 from runtime.rope import rotary_tables
@@ -155,9 +155,7 @@ class Decoder:
         chunks = np.array_split(embeds, self._pieces(count))
         starts = [past + sum(map(len, chunks[:number])) for number in range(len(chunks))]
         if self.joined:
-            hidden = [self._through_joined(self.joined.start(), *piece) for piece in zip(chunks, starts, strict=True)][
-                -1
-            ]
+            hidden = [self._through_joined(self.joined, *piece) for piece in zip(chunks, starts, strict=True)][-1]
         else:
             hidden = self._through_graphs(chunks, starts)[-1]
         last: Floats = hidden[-1].copy()  # out of the memory of the pass
@@ -183,6 +181,8 @@ class Decoder:
         return chunks
 
     def _attend(self, index: int, hidden: Floats, query: Floats, start: int) -> Floats:
+        if len(hidden) > 1:
+            drop_buffers()
         key, value = self.caches[index].rows(start + len(hidden))
         inputs = {"hidden": hidden, "query": query, "key": key, "value": value}
         return self._run(f"llm.layer.{index:02d}.dattn", mask=self._mask(start, len(hidden)), **inputs)["hidden"]
@@ -191,7 +191,10 @@ class Decoder:
         """Additive mask of `count` rows behind `past`: (1, count, past + count)."""
         return np.concatenate([np.zeros((1, count, past), np.float32), self.causal_mask(count)], axis=-1)
 
-    def _through_joined(self, joined: Pass, hidden: Floats, start: int) -> Floats:
+    def _through_joined(self, net: JoinedNet, hidden: Floats, start: int) -> Floats:
+        if len(hidden) > 1:
+            drop_buffers()  # those of the chunk before are of another length: 1.5 GB behind 4,096 tokens
+        joined = net.start()
         cos, sin = self.rotary(start, len(hidden))
         mask = self._mask(start, len(hidden))
         for name, array in (("hidden", hidden), ("cos", cos), ("sin", sin), ("mask", mask)):

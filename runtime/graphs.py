@@ -148,8 +148,7 @@ class NcnnRunner:
         """Let go of the buffers of past runs and, streaming, of the graph in memory."""
         if self.mode == "streaming":
             self._nets.clear()
-        BLOBS.clear()
-        WORKSPACE.clear()
+        drop_buffers()
 
     def load(self, graph_id: str) -> None:
         """Load a graph, where it is not in memory."""
@@ -191,6 +190,12 @@ class NcnnRunner:
             self._nets[graph.id] = net
             self._unverified.discard(graph.id)
         return net
+
+
+def drop_buffers() -> None:
+    """Let go of the buffers of past runs: those of another length do not fit the next run's."""
+    BLOBS.clear()
+    WORKSPACE.clear()
 
 
 def load_net(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.Net:
