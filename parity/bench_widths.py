@@ -146,7 +146,12 @@ def _plot(found: dict[str, dict[int, Any]]) -> Plot:
     for axes, (kind, rows) in zip(plot.subplots(1, len(found)), found.items(), strict=True):
         measured = {size: row for size, row in rows.items() if "refused" not in row}
         for name in (name for name in next(iter(measured.values())) if name not in MEMORY):
-            axes.loglog(list(measured), [1e3 * row[name] for row in measured.values()], "o-", base=2, label=name)
+            axes.plot(list(measured), [1e3 * row[name] for row in measured.values()], "o-", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(list(rows), [str(size) for size in rows])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.set(title=kind, ylabel="ms per layer", xlabel={"image": "patches per side"}.get(kind, "tokens"))
         axes.grid(alpha=0.3)
         axes.legend()

@@ -82,7 +82,7 @@ def prompt(folder: Path, threads: int, size: int) -> dict[str, float]:
     pipeline.prefill(rows[:8])
     before = peak_memory_bytes()
     seconds = _median(lambda: pipeline.prefill(rows), 1)
-    return {"seconds": seconds / pipeline.shape.layers, "bytes": peak_memory_bytes() - before}
+    return {"layer": seconds / pipeline.shape.layers, "bytes": peak_memory_bytes() - before}
 
 
 def context(folder: Path, threads: int, size: int) -> dict[str, float]:
@@ -98,7 +98,7 @@ def context(folder: Path, threads: int, size: int) -> dict[str, float]:
 
     step()
     seconds = _median(step, STEPS)
-    return {"seconds": seconds / pipeline.shape.layers, "bytes": pipeline.row_bytes * size / pipeline.shape.layers}
+    return {"layer": seconds / pipeline.shape.layers, "bytes": pipeline.row_bytes * size / pipeline.shape.layers}
 
 
 def image(folder: Path, threads: int, size: int) -> dict[str, float]:

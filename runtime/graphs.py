@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import EXPORT_AGAIN, InputError
 from runtime.mat import from_mat, to_mat
+from runtime.pools import drop_buffers, new_extractor
 from runtime.weights import load_weights
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -35,8 +36,6 @@ OFF_IN_FP32 = (
     "use_int8_arithmetic",
     "use_vulkan_compute",
 )
-# Shared by the runs of all nets: a net's own pool keeps the buffers of its largest run, 10 GB over 149 graphs.
-BLOBS, WORKSPACE = ncnn.PoolAllocator(), ncnn.PoolAllocator()
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,7 @@ class NcnnRunner:
         graph = self.graph(graph_id)
         check_inputs(graph, inputs)
         net = self._net(graph)
-        extractor = net.create_extractor()
-        extractor.set_blob_allocator(BLOBS)
-        extractor.set_workspace_allocator(WORKSPACE)
+        extractor = new_extractor(net)
         # Mats stay named until the run is over: the extractor does not keep them alive.
         mats = self.mats(graph, inputs)
         for number, (port, mat) in enumerate(zip(graph.inputs, mats, strict=True)):
@@ -190,12 +187,6 @@ class NcnnRunner:
             self._nets[graph.id] = net
             self._unverified.discard(graph.id)
         return net
-
-
-def drop_buffers() -> None:
-    """Let go of the buffers of past runs: those of another length do not fit the next run's."""
-    BLOBS.clear()
-    WORKSPACE.clear()
 
 
 def load_net(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.Net:

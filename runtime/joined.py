@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import EXPORT_AGAIN, InputError
-from runtime.graphs import BLOBS, WORKSPACE, Graph, check_files, check_finite, check_shape, checked, set_fp32_options
+from runtime.graphs import Graph, check_files, check_finite, check_shape, checked, set_fp32_options
 from runtime.mat import first_rows, to_mat, view
+from runtime.pools import new_extractor
 from runtime.weights import load_weights
 
 
@@ -50,7 +51,7 @@ class JoinedNet:
 
     def start(self) -> "Pass":
         """One pass through the net."""
-        return Pass(self, self._net.create_extractor())
+        return Pass(self, new_extractor(self._net))
 
 
 class Pass:
@@ -58,8 +59,6 @@ class Pass:
 
     def __init__(self, net: JoinedNet, extractor: "ncnn.Extractor") -> None:
         self._net, self._extractor = net, extractor
-        self._extractor.set_blob_allocator(BLOBS)
-        self._extractor.set_workspace_allocator(WORKSPACE)
         self._lengths: dict[str, int] = {}
         self._mats: list[ncnn.Mat] = []  # the extractor does not keep them alive
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Prompt, Token, read_config
+from runtime.config import read_config
+from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Prompt, Token
 from runtime.errors import InputError
 from runtime.graphs import Manifest, Runner
 

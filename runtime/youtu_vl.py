@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime import windows
-from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Floats, Prompt, Token, read_config, read_json
+from runtime.config import read_config, read_json
+from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Floats, Prompt, Token
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Manifest, Runner
 from runtime.image import MAX_PATCHES, Pixels, preprocess
