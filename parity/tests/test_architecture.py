@@ -352,7 +352,7 @@ def test_few_places_make_mats_and_load_nets() -> None:
         ("runtime/graphs.py", "ncnn.Net"),
         ("runtime/half_head.py", "ncnn.Net"),
         ("runtime/joined.py", "ncnn.Net"),
-        ("runtime/graphs.py", "ncnn.PoolAllocator"),
+        ("runtime/pools.py", "ncnn.PoolAllocator"),
         ("parity/blobs.py", "ncnn.Net"),  # any options, every blob
         ("parity/faults/binding.py", "ncnn.Mat"),  # on borrowed memory
         ("parity/faults/binding.py", "ncnn.Net"),  # with the wrong options
