@@ -33,6 +33,10 @@ from runtime.tokenizer import Tokenizer
 PACKAGES = ("torch", "transformers", "ncnn", "pnnx", "numpy")
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 POLL_SECONDS = 0.1
+OPTIONS = (
+    "whole runs: 2 processes with 1 thread; decode beside torch: 1 thread; engines: 2 threads and huge pages; weight "
+    "modes: 2 threads, context 4096"
+)
 
 
 @dataclass(frozen=True)
@@ -58,23 +62,33 @@ class Figure:
 def bench(model: str, console: Console, *, runs: int) -> None:
     """Measure a model's default profile, print the table, write bench-MODEL.json."""
     speed = _engines if _package_file(model) else _decode
-    tell(model, [*_whole_runs(model, runs), *speed(model, runs), *_weight_modes(model, runs)], console, runs)
+    figures = [*_whole_runs(model, runs), *speed(model, runs), *_weight_modes(model, runs)]
+    tell(model, figures, console, runs, options=OPTIONS)
 
 
 def bench_tokenizers(console: Console, *, runs: int) -> None:
     """Measure the runtime's tokenizer with the published vocabularies, print the table, write bench-tokenizers.json."""
-    tell("tokenizers", list(_tokenizers(runs)), console, runs)
+    tell("tokenizers", list(_tokenizers(runs)), console, runs, options="1 thread")
 
 
 def tell(
-    name: str, figures: list[Figure], console: Console, runs: int, details: Mapping[str, Any] | None = None
+    name: str,
+    figures: list[Figure],
+    console: Console,
+    runs: int,
+    *,
+    options: str,
+    details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print a table of figures and write bench-NAME.json, with the details that the table leaves out."""
+    """Print a table of figures and write bench-NAME.json, with the details that the table leaves out.
+
+    options: threads and whatever else was chosen for the figures.
+    """
     about = {
         "machine": platform.platform(),
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "threads": "whole runs: 2 processes, 1 thread each; decode beside torch: 1 thread; all others: 2 threads",
+        "options": options,
         "versions": {name: version(name) for name in PACKAGES},
         "runs": runs,
     }
@@ -87,7 +101,8 @@ def tell(
     path = home() / f"bench-{name}.json"
     found = {"figures": [asdict(figure) for figure in figures], "details": details or {}}
     atomic_write_text(path, json.dumps(about | found, indent=1))
-    console.print(f"written to {path}; machine: {about['machine']}, {about['versions']}", highlight=False)
+    told = f"{about['machine']}, {about['memory_gib']} GiB, {about['versions']}"
+    console.print(f"options: {options}; machine: {told}; written to {path}", highlight=False)
 
 
 def _whole_runs(model: str, runs: int) -> Iterator[Figure]:

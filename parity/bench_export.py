@@ -35,7 +35,8 @@ def bench(model: str, profile: str, console: Console) -> None:
     if any(map(exporter.holds, exporter.graphs.values())):
         exporter = Exporter(model, workspace.checkpoint, workspace.fingerprint, Store(root))
     try:
-        tell(f"export-{model}", [*_figures(exporter, console)], console, 1)
+        options = f"profile {profile}, table float32, torch's own number of threads"
+        tell(f"export-{model}", [*_figures(exporter, console)], console, 1, options=options)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

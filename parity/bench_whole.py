@@ -33,7 +33,8 @@ def bench(model: str, profile: str, console: Console) -> None:
     building.build_all(Workspace(Choice(model, profile)), console, workers=1)
     told, peak = watch(["-m", "parity.bench_whole", model, profile], with_files=False)
     found = json.loads(told) | {"memory": peak}
-    tell(f"whole-{model}", [*_figures(found)], console, 1, found)
+    options = f"profile {profile}, {THREADS} threads, graphs streamed, each in one piece, 4 KB pages"
+    tell(f"whole-{model}", [*_figures(found)], console, 1, options=options, details=found)
 
 
 def measure(model: str, profile: str) -> dict[str, Any]:

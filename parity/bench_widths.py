@@ -18,11 +18,17 @@ from rich.table import Table
 from exporters.folders import link_or_copy
 from harness.store import atomic_write_text
 from parity.bench import HUGE_PAGES, Figure, tell, watch
+from parity.widths import PROMPT
 from parity.workspace import Choice, Workspace, home
+from runtime.decoder import CHUNK
 
 MODEL, PROFILE = "youtu_vl", "full"
 LAYERS, FULL_LAYER = 4, 1  # more weights than the processor's caches hold
 THREADS = 2
+OPTIONS = (
+    f"{THREADS} threads, {LAYERS} layers, resident, huge pages, chunks of {CHUNK}, float16 table, "
+    f"decode behind {PROMPT} tokens"
+)
 PARTS = (
     *("model.embed_tokens.weight", "model.norm.weight", "merger.*", "siglip2.vision_model.embeddings.*"),
     "siglip2.vision_model.post_layernorm.*",
@@ -44,7 +50,7 @@ def bench(console: Console, *, runs: int) -> None:
     """Measure, print the tables, write bench-widths.json, bench-growth.json and bench-growth.png."""
     workspace = Workspace(Choice(MODEL, PROFILE, only=PARTS))
     folder = slice_folder(workspace, home() / "bench-widths")
-    tell("widths", list(_figures(folder, workspace, runs)), console, runs)
+    tell("widths", list(_figures(folder, workspace, runs)), console, runs, options=OPTIONS)
     _tell_growth(growth(folder), console)
 
 
@@ -123,6 +129,7 @@ def _measure(kind: str, folder: Path, *sizes: int) -> Any:
 
 
 def _tell_growth(found: dict[str, dict[int, Any]], console: Console) -> None:
+    console.print(f"options: {OPTIONS}, each size once", highlight=False)
     for kind, rows in found.items():
         columns = [name for name in next(iter(rows.values())) if name not in MEMORY]
         table = Table(title=f"{kind}, {THREADS} threads, per layer")
@@ -143,7 +150,7 @@ def _tell_growth(found: dict[str, dict[int, Any]], console: Console) -> None:
 
 def _plot(found: dict[str, dict[int, Any]]) -> Plot:
     plot = Plot(figsize=(11, 3.6), layout="constrained")
-    for axes, (kind, rows) in zip(plot.subplots(1, len(found)), found.items(), strict=True):
+    for axes, (kind, rows) in zip(plot.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
         measured = {size: row for size, row in rows.items() if "refused" not in row}
         for name in (name for name in next(iter(measured.values())) if name not in MEMORY):
             axes.plot(list(measured), [1e3 * row[name] for row in measured.values()], "o-", label=name)

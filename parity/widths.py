@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def torch(folder: Path, threads: int) -> dict[str, float]:
 
     library.set_num_threads(threads)
     reference = dumping.open_reference("youtu_vl", folder)
-    count = len({name for name in reference.checkpoint.names() if name.endswith("o_proj.weight")})
+    count = _layer_count(reference.checkpoint.names())
     text = replace(reference.sizes.text, num_hidden_layers=count)
     layers = [reference.layers._load(("llm.layer", index)) for index in range(count)]
     prompt = library.from_numpy(_rows(PROMPT, text.hidden_size))
@@ -73,6 +73,10 @@ def torch(folder: Path, threads: int) -> dict[str, float]:
 
     found = {"prefill": _median(prefill, RUNS) / count}
     return found | {"decode": _median(lambda: decoders[-1].forward(row), STEPS) / count}
+
+
+def _layer_count(names: Iterable[str]) -> int:
+    return sum(name.endswith("self_attn.o_proj.weight") for name in names)
 
 
 def prompt(folder: Path, threads: int, size: int) -> dict[str, float]:

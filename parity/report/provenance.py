@@ -101,7 +101,7 @@ def _bench(model: str) -> list[list[str]]:
 
 def _figures(bench: Mapping[str, Any]) -> list[list[str]]:
     about = [["measured on", f"{bench['machine']}, {bench['cores']} cores, {bench['memory_gib']} GiB"]]
-    about.append(["threads", str(bench["threads"])])
+    about.append(["options", str(bench["options"])])
     return about + [[figure["name"], _figure(figure)] for figure in bench["figures"]]
 
 

@@ -390,7 +390,7 @@ def test_times_and_memory_are_read_where_they_were_measured(tmp_path: Path, monk
     path = tmp_path / "bench-youtu_vl.json"
     assert provenance._bench(MODEL) == [["not measured", "python -m parity bench youtu_vl"]]
     figure = {"name": "peak memory, streaming", "unit": "MB", "values": [600.0, 700.0, 800.0], "goal": "<= 2500"}
-    about = {"machine": "Linux", "cores": 2, "memory_gib": 23.5, "threads": "one each"}
+    about = {"machine": "Linux", "cores": 2, "memory_gib": 23.5, "options": "one thread each"}
     path.write_text(json.dumps(about | {"figures": [figure]}), encoding="utf-8")
     assert provenance._bench(MODEL)[-1] == ["peak memory, streaming", "700 MB (600 to 800); goal <= 2500"]
     path.write_text("{", encoding="utf-8")
