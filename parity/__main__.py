@@ -109,7 +109,8 @@ def bench(
 ) -> None:
     """Measure what runs, layers and tokenizers cost, beside other engines; writes bench-*.json.
 
-    With a profile: its export beside direct conversions, and every graph of the whole model (hours, 35 GB of disk).
+    With a profile: its export beside direct conversions, and every graph of the whole model. The profile full
+    takes half an hour and 34 GB of disk.
     """
     from parity import bench as measures
     from parity import bench_export, bench_whole, bench_widths
