@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ncnn
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from harness.metrics import measure
 from parity import building, server
+from parity.chain import Recorder, spooled
 from parity.workspace import Choice, Workspace
 from runtime import half_head
 from runtime.__main__ import main
@@ -161,10 +163,21 @@ def test_weights_that_do_not_fit_are_refused_with_the_mode_that_fits(manifest: M
     assert Pipeline(manifest, runner, context=64, memory=sum(needs.values())).budget.bytes == sum(needs.values())
 
 
+def _decode_files(manifest: Manifest) -> list[list[Path]]:
+    graphs = [graph for graph in manifest.graphs.values() if graph.id.endswith((".dqkv", ".dattn"))]
+    return [[manifest.folder / name for name in graph.weights] for graph in graphs]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
 def test_a_context_that_does_not_fit_is_refused_with_the_one_that_does(manifest: Manifest) -> None:
     runner = NcnnRunner(manifest, mode="streaming", verify=False)
     with pytest.raises(InputError, match=r"caches for a context of 8192 .*; pass --context [0-9]+ or less") as raised:
         Pipeline(manifest, runner, context=8192, memory=30_000_000)
+    largest = max(sum(map(_size, paths)) for paths in _decode_files(manifest))
+    assert runner.weight_bytes(name for name in manifest.graphs if ".d" in name) == 2 * largest  # read, and laid out
     context = int(str(raised.value).rpartition("--context ")[2].split()[0])
 
     assert Pipeline(manifest, runner, context=context, memory=30_000_000).context == context
@@ -300,3 +313,21 @@ def test_one_process_judges_a_wide_model(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(building, "WIDE_BYTES", 1_000_000)
     assert building.processes(workspaces, 2, Console()) == 1
     assert capsys.readouterr().out == "youtu_vl: judged by one process, within 4 GB of memory\n"
+
+
+# ---- a chain's outputs
+
+
+def test_large_outputs_are_kept_in_files_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = rows_of(10, 10), rows_of(600, 500)
+    assert spooled(small) is small
+    kept = spooled(large)
+    assert isinstance(kept, np.memmap)
+    assert kept.tobytes() == large.tobytes()
+    assert spooled(large[:, ::-1]).tobytes() == large[:, ::-1].tobytes()
+
+    outputs = {"hidden": large[:3]}
+    recorder = Recorder(SimpleNamespace(run=lambda graph_id, inputs: outputs), None)
+    monkeypatch.setattr("parity.chain.SPOOLED_BYTES", 1)
+    assert recorder.run("made/up", {}) is outputs
+    assert recorder.outputs["made/up"]["hidden"].tobytes() == large[:3].tobytes()
