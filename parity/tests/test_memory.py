@@ -104,8 +104,10 @@ def test_a_streamed_prompt_loads_every_graph_once(manifest: Manifest, monkeypatc
 def test_a_prompt_goes_through_in_even_chunks(manifest: Manifest, runner: NcnnRunner) -> None:
     watched = Watched(runner)
     pipeline = Pipeline(manifest, watched, context=64, chunk=16)
-    pipeline.prefill(rows_of(50, pipeline.table.width))
-    assert [count for graph_id, count in watched.rows if graph_id == "llm.layer.07.dattn"] == [17, 17, 16]
+    for rows, chunks in ((50, [17, 17, 16]), (60, [15, 15, 15, 15])):
+        watched.rows.clear()
+        pipeline.prefill(rows_of(rows, pipeline.table.width))
+        assert [count for graph_id, count in watched.rows if graph_id == "llm.layer.07.dattn"] == chunks
     watched.rows.clear()
     pipeline.prefill(rows_of(23, pipeline.table.width))
     assert {graph_id for graph_id, _ in watched.rows} == {f"llm.layer.{index:02d}.prefill" for index in range(40)}
