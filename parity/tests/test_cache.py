@@ -322,7 +322,7 @@ def build_until_killed(checkpoint: Path, fingerprint: str, root: Path, started: 
 
     def half(file: Any, entries: Any, values: Any) -> None:
         write(file, entries[: len(entries) // 2], values)
-        file.flush()
+        file._file.flush()  # so that half of it is there when the child is killed
         started.set()
         multiprocessing.Event().wait(SECONDS)
 
