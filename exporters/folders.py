@@ -25,6 +25,13 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def link_tree(source: Path, target: Path) -> None:
+    """Second names, or copies, of all files below a folder."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            link_or_copy(path, target / path.relative_to(source))
+
+
 def join(files: Sequence[Path], target: Path) -> Path:
     """The one file that ncnn's own loader takes: the only one there is, else all of them in a row at `target`."""
     return files[0] if len(files) == 1 else concatenate(files, target)

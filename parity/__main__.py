@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.errors import UnjudgedError
 from harness.ids import GraphId
-from harness.records import RecordWriter, clear_records, read_records
+from harness.records import Records, RecordWriter, clear_records, read_records
 from harness.store import atomic_write_text
 from parity import building
 from parity.plugin import CLAIMS, pipeline_order, records_folder
@@ -61,7 +61,8 @@ def run(
     )
     command += [part for name in case or () for part in ("--case", name)]
     finished = subprocess.run(command, cwd=ROOT, check=False).returncode
-    raise typer.Exit(_tell_verdict(chosen, finished, missing_verdicts(read_records(records_folder()).records, chosen)))
+    records = read_records(records_folder())
+    raise typer.Exit(_tell_verdict(chosen, finished, records, missing_verdicts(records.records, chosen)))
 
 
 @app.command()
@@ -238,17 +239,17 @@ def _run_rolling(chosen: list[Workspace], workers: int) -> int:
     for workspace in chosen:
         building.dumps(workspace, console, workers=workers)
         rolling.run(workspace, writer.write)
-    missing = missing_verdicts(read_records(records_folder()).records, chosen)
+    records = read_records(records_folder())
+    missing = missing_verdicts(records.records, chosen)
     left_out = [line for line in missing if rolling.is_left_out(line)]
     console.print(f"left out, since they decode with the whole export: {', '.join(left_out)}", markup=False)
-    return _tell_verdict(chosen, 0, [line for line in missing if line not in left_out])
+    return _tell_verdict(chosen, 0, records, [line for line in missing if line not in left_out])
 
 
-def _tell_verdict(chosen: list[Workspace], finished: int, missing: list[str]) -> int:
+def _tell_verdict(chosen: list[Workspace], finished: int, records: Records, missing: list[str]) -> int:
     """Print the verdict of a run that ended with the code `finished`; the exit code."""
     for line in missing[:5]:
         console.print(f"without a verdict: {line}", markup=False)
-    records = read_records(records_folder())
     for doubt, command_to_type in doubts(records.records, chosen).items():
         console.print(f"could not be judged: {doubt}; write the dumps again: {command_to_type}", markup=False)
     code = exit_code(finished, records, missing)

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from harness.records import Record
@@ -22,8 +20,9 @@ from parity import building, checks
 from parity.bench import Figure, tell, watch
 from parity.checks import Subject
 from parity.runners import WHOLE
+from parity.widths import Timed
 from parity.workspace import Choice, Workspace, case_names
-from runtime.graphs import Arrays, Manifest, NcnnRunner
+from runtime.graphs import Manifest, NcnnRunner
 
 THREADS = 2
 
@@ -41,7 +40,7 @@ def measure(model: str, profile: str) -> dict[str, Any]:
     """Every graph isolated and chained, and every stage, on the first case: seconds and errors by id."""
     workspace = Workspace(Choice(model, profile))
     manifest = Manifest.read(workspace.exporter.model_folder())
-    runner = _Timed(NcnnRunner(manifest, mode="streaming", threads=THREADS))
+    runner = Timed(NcnnRunner(manifest, mode="streaming", threads=THREADS))
     pipeline = importlib.import_module(f"runtime.{model}").Pipeline(manifest, runner, chunk=WHOLE)
     subject = Subject.of(
         workspace, next(iter(case_names(workspace))), SimpleNamespace(pipeline=pipeline, runner=runner)
@@ -52,12 +51,11 @@ def measure(model: str, profile: str) -> dict[str, Any]:
         for name, graph in workspace.graphs.items()
     }
     started = time.perf_counter()
-    stages = {stage: _worst(subject.stage(stage)) for stage in checks.stages(bool(subject.grids))}
-    red = [stage for stage in stages for record in subject.stage(stage) if record.verdict != "equal"]
+    stages = {stage: subject.stage(stage) for stage in checks.stages(bool(subject.grids))}
     return {
         "graphs": graphs,
-        "stages": stages,
-        "red": red,
+        "stages": {stage: _worst(records) for stage, records in stages.items()},
+        "red": [stage for stage, records in stages.items() if any(record.verdict != "equal" for record in records)],
         "answer": time.perf_counter() - started,
     }
 
@@ -80,25 +78,6 @@ def _figures(found: Mapping[str, Any]) -> Iterator[Figure]:
 
 def _worst(records: Iterable[Record]) -> float:
     return max((record.metrics.rel_l2 for record in records if record.metrics), default=0.0)
-
-
-class _Timed:
-    """A runner that keeps the seconds of every load and run by graph."""
-
-    def __init__(self, runner: NcnnRunner) -> None:
-        self._runner, self.threads = runner, runner.threads
-        self.loads: dict[str, list[float]] = {}
-        self.seconds: dict[str, list[float]] = {}
-
-    def run(self, graph_id: str, inputs: Mapping[str, NDArray[np.float32]]) -> Arrays:
-        """Outputs by port name."""
-        started = time.perf_counter()
-        self._runner.load(graph_id)
-        loaded = time.perf_counter()
-        outputs = self._runner.run(graph_id, inputs)
-        self.loads.setdefault(graph_id, []).append(loaded - started)
-        self.seconds.setdefault(graph_id, []).append(time.perf_counter() - loaded)
-        return outputs
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Plot
 from rich.console import Console
 from rich.table import Table
 
-from exporters.folders import link_or_copy
+from exporters.folders import link_tree
 from harness.store import atomic_write_text
 from parity.bench import HUGE_PAGES, Figure, tell, watch
 from parity.widths import PROMPT
@@ -60,9 +60,7 @@ def slice_folder(workspace: Workspace, target: Path) -> Path:
     exporter.graphs = {name: graph for name, graph in exporter.graphs.items() if (graph.index or 0) < LAYERS}
     source = exporter.model_folder(table="float16")
     shutil.rmtree(target, ignore_errors=True)
-    for path in source.rglob("*"):
-        if path.is_file():
-            link_or_copy(path, target / path.relative_to(source))
+    link_tree(source, target)
     config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": LAYERS}
     config["vision_config"] |= {"num_hidden_layers": LAYERS, "fullatt_block_indexes": [FULL_LAYER]}
     (target / "config.json").unlink()  # the store's own keeps its name there

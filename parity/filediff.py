@@ -1,7 +1,6 @@
 """A graph's files beside those that the converter and the checkpoint give: lines of the param, tensors of the bin."""
 
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from exporters import layout, param
 from exporters.export import Exporter
 from exporters.param import Blob
+from exporters.weights import read_entries
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
 from parity.stages import error_of
@@ -65,8 +65,7 @@ class Clean:
         except UnjudgedError:
             return None
         stored = (structure / "graph.param").read_text(encoding="utf-8")
-        stored_layout = json.loads((structure / "layout.json").read_text(encoding="utf-8"))
-        entries = [layout.Entry(**entry) for entry in stored_layout]
+        entries = read_entries(structure)
         clean = cls(
             folder / "clean.param",
             folder / "clean.bin",

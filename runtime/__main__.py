@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +152,12 @@ def _count(text: str) -> int:
 
 def _gigabytes(text: str) -> int:
     try:
-        size = float(text) * 1e9
-        return int(size) if size > 0 else int("")
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} should be a number of gigabytes, such as 8") from None
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number of gigabytes, such as 8")
+    return int(size * 1e9)
 
 
 def _use_huge_pages() -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from exporters import param
 from exporters.export import Exporter
-from exporters.folders import link_or_copy, own_weights
+from exporters.folders import link_tree, own_weights
+from exporters.weights import read_entries
 from harness.dumps import Dump
 from harness.isolation import CrashedError, Isolated
 from harness.store import Store
@@ -141,18 +141,14 @@ class Fault:
 
 def copy_model(source: Path, target: Path) -> None:
     """A copy of a model folder that shares the files' bytes; files are replaced in it, never written to."""
-    for path in source.rglob("*"):
-        if path.is_file():
-            (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(path, target / path.relative_to(source))
+    link_tree(source, target)
     own_weights(target)
 
 
 def edit_weights(exporter: Exporter, folder: Path, graph_id: str, change: Callable[[dict[str, Floats]], None]) -> None:
     """Change the weights in a graph's bin by their names in the rewritten layer."""
     graph = exporter.graphs[graph_id]
-    structure = exporter.structure(graph.structure)
-    entries = json.loads((structure / "layout.json").read_text(encoding="utf-8"))
+    entries = read_entries(exporter.structure(graph.structure))
     path = folder / f"{graph_id}.bin"
     words = np.fromfile(path, np.float32)
     blobs = param.blobs(param.parse((folder / f"{graph_id}.param").read_text(encoding="utf-8")))
@@ -161,9 +157,9 @@ def edit_weights(exporter: Exporter, folder: Path, graph_id: str, change: Callab
     for entry, blob in zip(entries, blobs, strict=True):
         start = position + blob.flagged
         position = start + blob.count
-        if entry["tensor"] in shapes:  # constants are no weights
-            places[entry["tensor"]] = slice(start, position)
-            weights[entry["tensor"]] = words[start:position].reshape(shapes[entry["tensor"]]).copy()
+        if entry.tensor in shapes:  # constants are no weights
+            places[entry.tensor] = slice(start, position)
+            weights[entry.tensor] = words[start:position].reshape(shapes[entry.tensor]).copy()
     before = {name: value.copy() for name, value in weights.items()}
     change(weights)
     if all(np.array_equal(before[name], weights[name]) for name in before):

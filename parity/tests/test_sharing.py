@@ -10,7 +10,7 @@ import pytest
 
 from exporters import space, weights
 from exporters.export import Exporter
-from exporters.folders import MANIFEST, link_or_copy, own_weights, weight_files
+from exporters.folders import MANIFEST, link_tree, own_weights, weight_files
 from exporters.tensors import Uninitialised
 from harness import resources
 from harness.errors import UnjudgedError
@@ -85,9 +85,7 @@ def test_an_exported_folder_holds_as_many_bytes_as_computed(exporter: Exporter) 
 
 def test_a_folder_of_ones_own_has_a_file_for_every_graph(exporter: Exporter, tmp_path: Path) -> None:
     source = exporter.model_folder()
-    for path in source.rglob("*"):
-        if path.is_file():
-            link_or_copy(path, tmp_path / path.relative_to(source))
+    link_tree(source, tmp_path)
     before = (source / MANIFEST).read_bytes()
     own_weights(tmp_path)
     assert (source / MANIFEST).read_bytes() == before
