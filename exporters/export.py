@@ -25,7 +25,10 @@ from harness.store import Build, Hashes, Store, key, listed_sha256
 
 HERE = Path(__file__).parent
 # They decide what is written.
-TOOLS = ("export.py", "layout.py", "param.py", "pnnx.py", "selfcheck.py", "tensors.py", "weights.py")
+TOOLS = (
+    *("export.py", "layout.py", "linear.py", "param.py", "pnnx.py", "selfcheck.py"),
+    *("tensors.py", "weights.py"),
+)
 FOLDERS = ("folders.py", "model_folder.py")  # they decide how a model folder is laid out
 WRITERS = ("layout.py", "weights.py")  # they decide the bytes of weights
 AUDIT = "audit.py"  # decides what may be used
@@ -225,7 +228,7 @@ class Exporter:
         return f"exporters/{self.model}.py"
 
     def _convert(self, structure: Structure, folder: Path) -> None:
-        from exporters import layout, pnnx, weights
+        from exporters import layout, linear, pnnx, weights
 
         module = self.new_module(structure)
         layout.set_probe_weights(module)
@@ -233,9 +236,10 @@ class Exporter:
         work.mkdir()
         text, converted = pnnx.convert(module, structure, work)
         try:
-            layers = param.plain_reshapes(param.isolate_inputs(param.unique_names(param.parse(text))))
+            layers = param.tidy(text)
             entries = layout.learn(converted, param.blobs(layers), module)
             entries = weights.traced(entries, module, partial(self._template, structure.name, module))
+            entries, layers = linear.lay_out_entries(layers, entries), linear.lay_out(layers)
         except (KeyError, ValueError, UnjudgedError) as error:
             what = f"pnnx wrote a layer of type {error}, which is not known" if type(error) is KeyError else error
             raise UnjudgedError(

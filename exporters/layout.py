@@ -25,6 +25,7 @@ class Entry:
 
     source: the checkpoint's name of the tensor with {index} for the layer's, or the hash of a constant.
     begins: whether a file begins with it, so that a graph that holds no more than the rest can share the file.
+    columns: first and behind the last of the columns that it holds; None means all of them.
     """
 
     tensor: str
@@ -32,6 +33,12 @@ class Entry:
     flagged: bool
     source: str = ""
     begins: bool = False
+    columns: Sequence[int] | None = None
+
+    def of(self, value: np.ndarray) -> np.ndarray:
+        """Its numbers of its tensor's value: a view."""
+        stored = value.T if self.transposed else value
+        return stored[:, slice(*self.columns)] if self.columns else stored
 
 
 def set_probe_weights(module: nn.Module) -> None:
@@ -83,8 +90,19 @@ def write(file: Output, entries: Sequence[Entry], values: Mapping[str, np.ndarra
     for entry in entries:
         if entry.flagged:
             file.write(bytes(4))  # storage word 0: float32
-        value = values[entry.tensor]
-        file.write(np.ascontiguousarray(value.T if entry.transposed else value, "<f4").reshape(-1).data)
+        file.write(np.ascontiguousarray(entry.of(values[entry.tensor]), "<f4").reshape(-1).data)
+
+
+def read(weights: Path, entries: Sequence[Entry], shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """The tensors in a .bin of the learnt layout, which is as long as it should be. `shapes` are those of all."""
+    words, position = np.fromfile(weights, np.float32), 0
+    values = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+    for entry in entries:
+        target = entry.of(values[entry.tensor])
+        start = position + entry.flagged
+        position = start + target.size
+        target[...] = words[start:position].reshape(target.shape)
+    return values
 
 
 def _match(numbers: np.ndarray, blob: Blob, known: Mapping[str, np.ndarray]) -> Entry:

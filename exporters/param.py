@@ -67,6 +67,11 @@ def write(layers: list[Layer]) -> str:
     return "\n".join([MAGIC, _counts(layers), *map(str, layers)]) + "\n"
 
 
+def tidy(text: str) -> list[Layer]:
+    """The layers of pnnx's text: names unique, inputs isolated, reshapes plain. Raises ValueError as `parse` does."""
+    return plain_reshapes(isolate_inputs(unique_names(parse(text))))
+
+
 def unique_names(layers: list[Layer]) -> list[Layer]:
     """Give the second and later layers of one name a suffix: pnnx writes many a `splitncnn_0` twice."""
     taken = {layer.name for layer in layers}
@@ -151,11 +156,13 @@ def _none(layer: Layer) -> list[Blob]:
 
 
 def _gemm(layer: Layer) -> list[Blob]:
-    """C = A B: constant B (N x K) with a storage word, then constant C when its broadcast type is not -1."""
-    n, k = layer.number("8", 0), layer.number("9", 0)
-    found = [Blob(layer.name, n * k, True)] if layer.number("5", 0) else []
-    if layer.number("6", 0) and layer.number("10", 0) == 4:
-        found.append(Blob(layer.name, n, True))
+    """A B + C: constant A (M x K) or B (N x K), then constant C of a number per row or per column of the result."""
+    m, n, k = (layer.number(key, 0) for key in ("7", "8", "9"))
+    constant = {"4": m * k, "5": n * k}
+    found = [Blob(layer.name, size, True) for key, size in constant.items() if layer.number(key, 0)]
+    bias = {1: m, 4: n}.get(layer.number("10", 0))
+    if layer.number("6", 0) and bias is not None:
+        found.append(Blob(layer.name, bias, True))
     return found
 
 
@@ -185,6 +192,7 @@ def _memory_data(layer: Layer) -> list[Blob]:
 WEIGHTS: dict[str, Callable[[Layer], list[Blob]]] = {
     "BinaryOp": _none,
     "Concat": _none,
+    "Eltwise": _none,
     "GELU": _none,
     "Gemm": _gemm,
     "InnerProduct": _inner_product,

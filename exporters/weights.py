@@ -28,7 +28,7 @@ class Part:
 
     def recipe(self) -> list[list[Any]]:
         """All that decides the file's bytes, beside the checkpoint."""
-        kinds = [[entry.transposed, entry.flagged] for entry in self.entries]
+        kinds = [[entry.transposed, entry.flagged, entry.columns] for entry in self.entries]
         return [[source, *kind] for source, kind in zip(self.sources, kinds, strict=True)]
 
 

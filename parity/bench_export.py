@@ -65,7 +65,7 @@ def _direct(exporter: Exporter, graph: Graph) -> float:
     with tempfile.TemporaryDirectory(dir=home()) as folder:
         started = time.perf_counter()
         text, _ = pnnx.convert(exporter.rewritten(graph), graph.structure, Path(folder))
-        param.write(param.plain_reshapes(param.isolate_inputs(param.unique_names(param.parse(text)))))
+        param.write(param.tidy(text))
         return time.perf_counter() - started
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from exporters import layout, param
 from exporters.export import Exporter
-from exporters.param import Blob
 from exporters.weights import read_entries
 from harness.errors import UnjudgedError
 from harness.graphs import Graph
@@ -54,7 +53,8 @@ class Clean:
 
     param: Path
     bin: Path
-    runs: list[tuple[layout.Entry, Blob]]
+    entries: list[layout.Entry]
+    layers: Mapping[str, str]  # tensor -> the layer of the param that holds it, or the first of its parts
     tensors: Mapping[str, Floats]  # of the rewritten layer
 
     @classmethod
@@ -65,11 +65,12 @@ class Clean:
         except UnjudgedError:
             return None
         stored = (structure / "graph.param").read_text(encoding="utf-8")
-        entries = read_entries(structure)
+        entries, blobs = read_entries(structure), param.blobs(param.parse(stored))
         clean = cls(
             folder / "clean.param",
             folder / "clean.bin",
-            list(zip(entries, param.blobs(param.parse(stored)), strict=True)),
+            entries,
+            {entry.tensor: blob.layer for entry, blob in reversed([*zip(entries, blobs, strict=True)])},
             layout.tensors(module),
         )
         clean.param.write_text(text or stored, encoding="utf-8", newline="\n")
@@ -97,14 +98,11 @@ class Clean:
 
         holder: which tensor of the checkpoint holds an array's numbers.
         """
-        ours, theirs = (np.fromfile(path, np.float32) for path in (actual, self.bin))
-        found, position = [], 0
-        for entry, blob in self.runs:
-            place = slice(position + blob.flagged, position + blob.flagged + blob.count)
-            position = place.stop
-            if ours[place].tobytes() != theirs[place].tobytes():
-                wanted = self.tensors[entry.tensor]
-                there = ours[place].reshape(wanted.T.shape).T if entry.transposed else ours[place].reshape(wanted.shape)
+        found = []
+        shapes = {name: value.shape for name, value in self.tensors.items()}
+        for name, there in layout.read(actual, self.entries, shapes).items():
+            wanted = self.tensors[name]
+            if there.tobytes() != wanted.tobytes():
                 whose = holder(there) if np.ptp(there) else None  # constants stand in many a tensor
-                found.append(Changed(entry.tensor, blob.layer, there, wanted, whose or ""))
+                found.append(Changed(name, self.layers[name], there, wanted, whose or ""))
         return found

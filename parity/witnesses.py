@@ -12,7 +12,7 @@ import ncnn
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters import param
+from exporters import linear, param
 from exporters.export import SELF_CHECK
 from exporters.folders import join, weight_files
 from harness.errors import UnjudgedError
@@ -174,7 +174,7 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def _exported(text: str) -> str:
     """A param as the exporter writes it."""
-    return param.write(param.plain_reshapes(param.isolate_inputs(param.unique_names(param.parse(text)))))
+    return param.write(linear.lay_out(param.tidy(text)))
 
 
 def _converted(folder: Path) -> Any:

@@ -208,6 +208,7 @@ def set_fp32_options(option: Any, threads: int) -> None:
         if not hasattr(option, name):
             raise InputError(f"this ncnn has no option {name}; install the release that pyproject.toml pins")
         setattr(option, name, False)
+    option.use_packing_layout = False  # else a Split packs the caches and SDPA unpacks them: 2 of a token's 20 ms
     option.num_threads = threads
 
 

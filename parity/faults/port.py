@@ -4,13 +4,14 @@ import copy
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters import param
+from exporters import layout
 from exporters.export import Exporter
 from exporters.folders import link_tree, own_weights
 from exporters.weights import read_entries
@@ -150,23 +151,16 @@ def edit_weights(exporter: Exporter, folder: Path, graph_id: str, change: Callab
     graph = exporter.graphs[graph_id]
     entries = read_entries(exporter.structure(graph.structure))
     path = folder / f"{graph_id}.bin"
-    words = np.fromfile(path, np.float32)
-    blobs = param.blobs(param.parse((folder / f"{graph_id}.param").read_text(encoding="utf-8")))
-    shapes = {name: value.shape for name, value in exporter.new_module(graph.structure).state_dict().items()}
-    weights, places, position = {}, {}, 0
-    for entry, blob in zip(entries, blobs, strict=True):
-        start = position + blob.flagged
-        position = start + blob.count
-        if entry.tensor in shapes:  # constants are no weights
-            places[entry.tensor] = slice(start, position)
-            weights[entry.tensor] = words[start:position].reshape(shapes[entry.tensor]).copy()
+    module = exporter.new_module(graph.structure)
+    tensors = layout.read(path, entries, {name: value.shape for name, value in layout.tensors(module).items()})
+    weights = {name: tensors[name] for name in module.state_dict()}  # constants are no weights
     before = {name: value.copy() for name, value in weights.items()}
     change(weights)
     if all(np.array_equal(before[name], weights[name]) for name in before):
         raise LookupError(f"{graph_id}: the fault changed no weight: it does not apply any more")
-    for name, place in places.items():
-        words[place] = weights[name].ravel()
-    replace(path, words.tobytes())
+    changed = BytesIO()
+    layout.write(changed, entries, tensors | weights)
+    replace(path, changed.getvalue())
 
 
 def replace(path: Path, data: bytes) -> None:

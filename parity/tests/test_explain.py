@@ -384,7 +384,7 @@ def test_fault_of_ncnn_itself(session: Session, monkeypatch: pytest.MonkeyPatch)
 
     def faulty(bench: Any, files: Any, inputs: Any, names: Any, *, whole: bool) -> Any:
         blobs = run(bench, files, inputs, names, whole=whole)
-        if not files.options["use_packing_layout"]:
+        if not files.options["use_sgemm_convolution"]:
             blobs.arrays["out0"] = blobs.arrays["out0"] * np.float32(1.01)
         return blobs
 

@@ -43,7 +43,7 @@ def test_a_prefill_graph_reads_the_files_of_the_decode_graphs(exporter: Exporter
 
 
 def files_at(sizes: Exporter, layouts: Exporter) -> dict[str, int]:
-    """Bytes of every file of weights by its content, at the widths of `sizes`; the layout is that of all widths."""
+    """Bytes of every file of weights by its content, at the widths of `sizes`; the layout is that of others."""
     files = {}
     for graph in sizes.graphs.values():
         constants = dict(sizes.new_module(graph.structure).named_buffers())
@@ -51,9 +51,8 @@ def files_at(sizes: Exporter, layouts: Exporter) -> dict[str, int]:
         for part in weights.parts(entries, graph):
             size = 4 * sum(entry.flagged for entry in part.entries)
             for entry, source in zip(part.entries, part.sources, strict=True):
-                size += 4 * (
-                    constants[entry.tensor].numel() if entry.tensor in constants else prod(sizes.shapes[source])
-                )
+                shape = constants[entry.tensor].shape if entry.tensor in constants else sizes.shapes[source]
+                size += entry.of(np.broadcast_to(np.float32(), shape)).nbytes
             files[str(part.recipe())] = size
     return files
 
