@@ -51,6 +51,7 @@ def export(workspace: Workspace, console: Console, *, table: str = "float32") ->
         task = progress.add_task(f"export {workspace.choice.arguments()}", total=sum(sizes.values()))
         folder = exporter.model_folder(table=table, each=lambda name: progress.advance(task, sizes[name]), verify=True)
         progress.update(task, completed=sum(sizes.values()))
+    exporter.release()  # the tests run beside this process
     # where `python -m runtime` looks when it is given no folder
     atomic_write_text(home() / "exported" / f"{workspace.model}.txt", str(folder))
     return folder

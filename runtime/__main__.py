@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.conversation import Conversation
-from runtime.decoder import CHUNK, Token
+from runtime.decoder import CHUNK, CONTEXT, Token
 from runtime.errors import InputError
 from runtime.graphs import MODES, Manifest, NcnnRunner
 from runtime.image import load_image
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="most tokens to generate (default 64)",
     )
-    add("--context", type=_count, default=4096, metavar="N", help="most tokens of prompt and answer (4096)")
+    add("--context", type=_count, default=CONTEXT, metavar="N", help=f"most tokens of prompt and answer ({CONTEXT})")
     add("--chunk", type=_count, default=CHUNK, metavar="N", help=f"rows of a prompt or picture at once ({CHUNK})")
     add("--memory", type=_gigabytes, metavar="GB", help="most memory to take (default: what is free)")
     add("--mode", choices=MODES, default="resident", help="keep all graphs in memory, or one at a time")

@@ -4,16 +4,17 @@
 part of a conversation.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.chat import ChatTemplate
-from runtime.config import read_json
+from runtime.config import read_config, read_json
 from runtime.errors import EXPORT_AGAIN, InputError
 from runtime.graphs import Arrays, Manifest, NcnnRunner, Runner
 from runtime.joined import JoinedNet, Part
@@ -26,6 +27,7 @@ from runtime.tokenizer import Tokenizer
 from runtime.windows import MASKED
 
 Floats = NDArray[np.float32]
+CONTEXT = 4096  # tokens of prompt and answer, where nothing else is said
 CHUNK = 256  # rows that go through a graph at once, where more would only cost memory
 Choose = Callable[[Floats, Sequence[int]], int]  # logits and the ids before -> the next id
 
@@ -48,39 +50,41 @@ class Token:
 
 
 @dataclass(frozen=True)
-class CacheShape:
-    """What the caches of all layers hold per token."""
+class Attention:
+    """Sizes of the attention: what the caches of all layers hold per token, and how many numbers of it are rotated."""
 
     layers: int
     heads: int
     key_dim: int
     value_dim: int
+    rotary_dim: int
 
 
-class Decoder:
-    """The text half of a model over an exported folder.
+class Decoder(ABC):
+    """The text half of a model over an exported folder. `runner` runs the graphs.
 
+    KEYS: the keys of config.json that the model reads, "a" or "part.b".
     context: bounds prompt plus answer, in tokens; the caches are allocated for so many.
     chunk: about so many rows of a prompt go through a graph at once: attention does not grow with the square.
     memory: bytes that weights, caches and pictures may take; default: what the machine has left.
     Raises InputError where the weights in the runner's mode and the caches need more.
     """
 
+    KEYS: ClassVar[tuple[str, ...]]
+
     def __init__(
         self,
         manifest: Manifest,
         runner: Runner,
         *,
-        context: int,
+        context: int = CONTEXT,
         chunk: int = CHUNK,
         memory: int | None = None,
-        config: dict[str, Any],
-        shape: CacheShape,
-        rotary_dim: int,
     ) -> None:
         self.model, self.folder = manifest.model, manifest.folder
         self.runner, self.context, self.chunk = runner, context, chunk
-        self.config, self.shape, self.rotary_dim = config, shape, rotary_dim
+        self.config = read_config(manifest.folder, self.KEYS, context)
+        self.shape = self.attention(self.config)
         self.tokenizer = Tokenizer.from_file(manifest.folder / "tokenizer.json")
         self.chat = ChatTemplate.from_folder(manifest.folder)
         resident = isinstance(runner, NcnnRunner) and runner.mode == "resident"
@@ -91,6 +95,11 @@ class Decoder:
         self._joined: JoinedNet | None = None
         self.budget = Budget(memory)
         self.budget.require(self.needs(), self._narrower)
+
+    @staticmethod
+    @abstractmethod
+    def attention(config: Mapping[str, Any]) -> Attention:
+        """Sizes of the attention by the model's config.json."""
 
     def needs(self) -> dict[str, int]:
         """Bytes of memory that any answer takes, by what for."""
@@ -241,7 +250,7 @@ class Decoder:
 
     def rotary(self, start: int, count: int) -> tuple[Floats, Floats]:
         """cos and sin of the text positions start..start+count-1: (1, count, rope)."""
-        return rotary_tables(start, count, dim=self.rotary_dim, theta=self.config["rope_theta"])
+        return rotary_tables(start, count, dim=self.shape.rotary_dim, theta=self.config["rope_theta"])
 
     def causal_mask(self, count: int) -> Floats:
         """Additive mask, a row sees itself and the rows before it: (1, count, count)."""

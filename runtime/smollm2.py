@@ -1,37 +1,27 @@
 """SmolLM2 from a conversation to text, over exported ncnn graphs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runtime.config import read_config
-from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Prompt, Token
+from runtime.decoder import Attention, Choose, Decoder, Prompt, Token
 from runtime.errors import InputError
-from runtime.graphs import Manifest, Runner
 
 History = Sequence[tuple[str, str]]  # (role, content) of the messages before the prompt
 
-# The keys of config.json that are read here.
-KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_theta")
-
 
 class Pipeline(Decoder):
-    """The model over an exported folder. Keys and values are cached with the shared heads only."""
+    """The model over an exported folder."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        runner: Runner,
-        *,
-        context: int = 4096,
-        chunk: int = CHUNK,
-        memory: int | None = None,
-    ) -> None:
-        config = read_config(manifest.folder, KEYS, context)
+    KEYS = (
+        *("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+        *("rms_norm_eps", "rope_theta"),
+    )
+
+    @staticmethod
+    def attention(config: Mapping[str, Any]) -> Attention:
+        """Keys and values are cached with the shared heads only."""
         width = config["hidden_size"] // config["num_attention_heads"]
-        shape = CacheShape(config["num_hidden_layers"], config["num_key_value_heads"], width, width)
-        super().__init__(
-            manifest, runner, context=context, chunk=chunk, memory=memory, config=config, shape=shape, rotary_dim=width
-        )
+        return Attention(config["num_hidden_layers"], config["num_key_value_heads"], width, width, width)
 
     def preprocess(self, pictures: Sequence[Any]) -> list[Any]:
         """The model takes no pictures. Raises InputError when there are some."""

@@ -5,15 +5,16 @@ logits; `generate` is their sequence.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime import windows
-from runtime.config import read_config, read_json
-from runtime.decoder import CHUNK, CacheShape, Choose, Decoder, Floats, Prompt, Token
+from runtime.config import read_json
+from runtime.decoder import Attention, Choose, Decoder, Floats, Prompt, Token
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Manifest, Runner
 from runtime.image import MAX_PATCHES, Pixels, preprocess
@@ -25,48 +26,33 @@ History = Sequence[tuple[str, str]]  # (role, content) of the messages before th
 # what attention over one head takes.
 SQUARES = 6
 
-# The keys of config.json that are read here.
-KEYS = (
-    *("image_token_id", "num_attention_heads", "num_hidden_layers", "qk_nope_head_dim", "qk_rope_head_dim"),
-    *("rms_norm_eps", "rope_theta", "v_head_dim"),
-    *("vision_config.fullatt_block_indexes", "vision_config.hidden_size", "vision_config.num_attention_heads"),
-    *("vision_config.num_hidden_layers", "vision_config.patch_size", "vision_config.spatial_merge_size"),
-    *("vision_config.intermediate_size", "vision_config.window_size"),
-)
-
 
 class Pipeline(Decoder):
-    """The model over an exported folder. `runner` runs the graphs; the rest is told by Decoder."""
+    """The model over an exported folder."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        runner: Runner,
-        *,
-        context: int = 4096,
-        chunk: int = CHUNK,
-        memory: int | None = None,
-    ) -> None:
-        config = read_config(manifest.folder, KEYS, context)
-        shape = CacheShape(
+    KEYS = (
+        *("image_token_id", "num_attention_heads", "num_hidden_layers", "qk_nope_head_dim", "qk_rope_head_dim"),
+        *("rms_norm_eps", "rope_theta", "v_head_dim"),
+        *("vision_config.fullatt_block_indexes", "vision_config.hidden_size", "vision_config.num_attention_heads"),
+        *("vision_config.num_hidden_layers", "vision_config.patch_size", "vision_config.spatial_merge_size"),
+        *("vision_config.intermediate_size", "vision_config.window_size"),
+    )
+
+    def __init__(self, manifest: Manifest, runner: Runner, **options: Any) -> None:
+        super().__init__(manifest, runner, **options)
+        self.preprocessor = read_json(manifest.folder, "preprocessor_config.json")
+        self.image_token_id = int(self.config["image_token_id"])
+
+    @staticmethod
+    def attention(config: Mapping[str, Any]) -> Attention:
+        """Keys and values are cached as they are expanded, a head of its own for each query."""
+        return Attention(
             layers=config["num_hidden_layers"],
             heads=config["num_attention_heads"],
             key_dim=config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
             value_dim=config["v_head_dim"],
+            rotary_dim=config["qk_rope_head_dim"],
         )
-        rotary_dim = config["qk_rope_head_dim"]
-        super().__init__(
-            manifest,
-            runner,
-            context=context,
-            chunk=chunk,
-            memory=memory,
-            config=config,
-            shape=shape,
-            rotary_dim=rotary_dim,
-        )
-        self.preprocessor = read_json(manifest.folder, "preprocessor_config.json")
-        self.image_token_id = int(config["image_token_id"])
 
     # ---- before the graphs
 
