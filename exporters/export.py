@@ -123,10 +123,6 @@ class Exporter:
         shutil.copyfile(self.graph(graph_id) / "graph.param", target / "graph.param")
         concatenate(self.weights(graph_id), target / BIN)
 
-    def release(self) -> None:
-        """Let go of the tensors in memory; they are read again when they are wanted."""
-        self.__dict__.pop("_tensors", None)
-
     def holds(self, graph: Graph) -> bool:
         """Whether a graph is in the store."""
         return self.graphs_store.holds("graph", self.graph_key(graph))

@@ -1,6 +1,9 @@
 """Building ahead of the tests, with a progress display: checkpoint, export, dumps."""
 
+import shlex
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -28,15 +31,26 @@ from parity.workspace import COMMITTED, Choice, Workspace, case_names, home
 
 MEMORY_BYTES = 4_000_000_000  # what the references of several cases may take together
 DEFAULT_BYTES = (200_000_000, 1_500_000_000)  # disk and memory of the default profile's dumps
-WIDE_BYTES = 4_000_000_000  # of a model's weights, from which on one process judges
+WIDE_BYTES = 4_000_000_000  # of a model's weights, from which on one process judges, behind one that has exported
 TELL_SECONDS = 0.2
 REFERENCE_COLUMNS = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("cases", "piece", "left")]
 
 
 def build_all(workspace: Workspace, console: Console, *, workers: int) -> None:
     """Everything that the tests of a workspace need."""
-    export(workspace, console)
+    if is_wide(workspace):
+        export_apart(workspace)
+    else:
+        export(workspace, console)
     dumps(workspace, console, workers=workers)
+
+
+def export_apart(workspace: Workspace) -> None:
+    """Export in a process of its own: its memory, the numbers of a few layers, goes back when it ends."""
+    command = [sys.executable, "-m", "parity", "export", workspace.model, *shlex.split(workspace.choice.flags())]
+    code = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+    if code:
+        raise UnjudgedError(f"the export ended with exit code {code}; what it said stands above: {shlex.join(command)}")
 
 
 def export(workspace: Workspace, console: Console, *, table: str = "float32") -> Path:
@@ -51,7 +65,6 @@ def export(workspace: Workspace, console: Console, *, table: str = "float32") ->
         task = progress.add_task(f"export {workspace.choice.arguments()}", total=sum(sizes.values()))
         folder = exporter.model_folder(table=table, each=lambda name: progress.advance(task, sizes[name]), verify=True)
         progress.update(task, completed=sum(sizes.values()))
-    exporter.release()  # the tests run beside this process
     # where `python -m runtime` looks when it is given no folder
     atomic_write_text(home() / "exported" / f"{workspace.model}.txt", str(folder))
     return folder
@@ -59,12 +72,17 @@ def export(workspace: Workspace, console: Console, *, table: str = "float32") ->
 
 def processes(workspaces: Sequence[Workspace], workers: int, console: Console) -> int:
     """How many processes judge at a time: one where models are so wide that two would hold twice their memory."""
-    from exporters import space
-
-    wide = [w.model for w in workspaces if space.weight_bytes(w.exporter) > WIDE_BYTES]
+    wide = [workspace.model for workspace in workspaces if is_wide(workspace)]
     if wide and workers > 1:
         console.print(f"{', '.join(wide)}: judged by one process, within 4 GB of memory", highlight=False)
     return 1 if wide else workers
+
+
+def is_wide(workspace: Workspace) -> bool:
+    """Whether a model's weights are so many that memory is thought of."""
+    from exporters import space
+
+    return space.weight_bytes(workspace.exporter) > WIDE_BYTES
 
 
 def copy_out(folder: Path, target: Path) -> Path:

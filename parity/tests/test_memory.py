@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rich.console import Console
 
+from harness.errors import UnjudgedError
 from harness.metrics import measure
 from parity import building, server
 from parity.chain import Recorder, spooled
-from parity.workspace import Choice, Workspace
+from parity.workspace import Choice, Workspace, home
 from runtime import half_head
 from runtime.__main__ import main
 from runtime.errors import InputError
@@ -315,6 +316,24 @@ def test_one_process_judges_a_wide_model(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(building, "WIDE_BYTES", 1_000_000)
     assert building.processes(workspaces, 2, Console()) == 1
     assert capsys.readouterr().out == "youtu_vl: judged by one process, within 4 GB of memory\n"
+
+
+def test_a_wide_model_is_exported_by_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workspace = Workspace(Choice("youtu_vl"))
+    exported = home() / "exported" / "youtu_vl.txt"
+    before = exported.stat().st_mtime_ns if exported.exists() else 0
+    monkeypatch.setattr(building, "WIDE_BYTES", 1_000_000)
+    monkeypatch.setattr(building, "export", None)  # in this process
+    building.build_all(workspace, Console(), workers=1)
+    assert exported.stat().st_mtime_ns > before
+    assert Path(exported.read_text(encoding="utf-8")) == workspace.exporter.model_folder()
+
+    workspace.model = "youtu"
+    with pytest.raises(UnjudgedError, match=r"the export ended with exit code 2; .*: .* -m parity export youtu$"):
+        building.export_apart(workspace)
+    assert "error: model youtu is unknown; did you mean youtu_vl?" in capfd.readouterr().err
 
 
 # ---- a chain's outputs
