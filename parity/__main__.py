@@ -18,6 +18,7 @@ from parity.plugin import CLAIMS, pipeline_order, records_folder
 from parity.verdict import UNJUDGED, doubts, exit_code, missing_verdicts
 from parity.workspace import ROOT, Choice, Workspace, home
 from references import MODELS
+from runtime.memory import use_huge_pages
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
@@ -299,4 +300,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in (["export"], ["bench"]):
+        use_huge_pages()
     sys.exit(main())

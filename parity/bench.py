@@ -28,10 +28,10 @@ from parity import vocabularies
 from parity.workspace import ROOT, Choice, Workspace, home
 from references import corpora
 from runtime.graphs import MODES
+from runtime.memory import HUGE_PAGES
 from runtime.tokenizer import Tokenizer
 
 PACKAGES = ("torch", "transformers", "ncnn", "pnnx", "numpy")
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
 POLL_SECONDS = 0.1
 OPTIONS = (
     "whole runs: 2 processes with 1 thread; decode beside torch: 1 thread; engines: 2 threads and huge pages; weight "
@@ -132,12 +132,14 @@ def watch(arguments: list[str], *, with_files: bool = True, **environment: str) 
     """Standard output and peak resident memory (MB, of the largest process) of a Python command that must succeed.
 
     with_files: count pages of files too, which the system takes back when it needs them.
+    environment: what is set besides; what this process asks of glibc is not handed down.
     """
+    inherited = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         run = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env=os.environ | environment,
+            env=inherited | environment,
             stdout=out,
             stderr=subprocess.DEVNULL,
         )

@@ -1,8 +1,8 @@
 """`python -m parity.bench_export [MODEL] [PROFILE]`: the export beside converting every graph directly.
 
 One graph of each structure is converted with its own weights and timed, and the times are multiplied by the counts;
-then the whole model is exported in the same run: into the store where nothing of it is there yet, else into an empty
-one that is removed behind it.
+then the whole model is exported in the same run, on huge pages as well: into the store where nothing of it is there
+yet, else into an empty one that is removed behind it.
 """
 
 import shutil
@@ -22,6 +22,7 @@ from harness.resources import peak_memory_bytes
 from harness.store import Store
 from parity.bench import Figure, tell
 from parity.workspace import Choice, Workspace, home
+from runtime.memory import use_huge_pages
 
 GOAL, BYTES_GOAL = ">= 8", "<= 1.03"
 
@@ -35,7 +36,7 @@ def bench(model: str, profile: str, console: Console) -> None:
     if any(map(exporter.holds, exporter.graphs.values())):
         exporter = Exporter(model, workspace.checkpoint, workspace.fingerprint, Store(root))
     try:
-        options = f"profile {profile}, table float32, torch's own number of threads"
+        options = f"profile {profile}, table float32, torch's own number of threads, huge pages"
         tell(f"export-{model}", [*_figures(exporter, console)], console, 1, options=options)
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -89,5 +90,6 @@ def _sizes(folder: Path) -> dict[tuple[int, int], int]:
 
 
 if __name__ == "__main__":
+    use_huge_pages()
     asked = dict(enumerate(sys.argv[1:]))
     bench(asked.get(0, "youtu_vl"), asked.get(1, "full"), Console())

@@ -17,10 +17,11 @@ from rich.table import Table
 
 from exporters.folders import link_tree
 from harness.store import atomic_write_text
-from parity.bench import HUGE_PAGES, Figure, tell, watch
+from parity.bench import Figure, tell, watch
 from parity.widths import PROMPT
 from parity.workspace import Choice, Workspace, home
 from runtime.decoder import CHUNK
+from runtime.memory import HUGE_PAGES
 
 MODEL, PROFILE = "youtu_vl", "full"
 LAYERS, FULL_LAYER = 4, 1  # more weights than the processor's caches hold

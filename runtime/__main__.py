@@ -17,7 +17,7 @@ from runtime.decoder import CHUNK, CONTEXT, Token
 from runtime.errors import InputError
 from runtime.graphs import MODES, Manifest, NcnnRunner
 from runtime.image import load_image
-from runtime.memory import told
+from runtime.memory import told, use_huge_pages
 from runtime.sampler import Sampler, Sampling
 
 
@@ -160,13 +160,6 @@ def _gigabytes(text: str) -> int:
     return int(size * 1e9)
 
 
-def _use_huge_pages() -> None:
-    """Start over with glibc asking for huge pages: weights on small ones are read a fifth slower."""
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, sys.orig_argv)
-
-
 def _use_utf8(stream: Any) -> None:
     # a pipe on Windows would otherwise take the system's code page
     stream.reconfigure(encoding="utf-8")
@@ -174,6 +167,6 @@ def _use_utf8(stream: Any) -> None:
 
 if __name__ == "__main__":
     if _parser().parse_args().mode == "resident":  # streamed, the caches' untouched rows would only cost memory
-        _use_huge_pages()
+        use_huge_pages()
     _use_utf8(sys.stdout)
     sys.exit(main())

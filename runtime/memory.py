@@ -1,5 +1,7 @@
 """Memory that a run may take: what it needs is told, and refused, before it is taken."""
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -8,7 +10,19 @@ from runtime.errors import InputError
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
 
+HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for GLIBC_TUNABLES
 Needs = Mapping[str, int]  # what for -> bytes
+
+
+def use_huge_pages() -> None:
+    """Start over with glibc asking for huge pages, where nothing is asked of it.
+
+    ncnn reads weights on small ones a fifth slower, and to be given those for a layer's numbers takes an export a third
+    of its time.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = HUGE_PAGES
+        os.execv(sys.executable, sys.orig_argv)
 
 
 class Budget:
