@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,11 @@ def write_base(exporter: Any, folder: Path, table: str) -> Hashes:
 def assemble(exporter: Any, folder: Path, table: str, each: Callable[[str], None], verify: bool) -> Hashes:
     """Base and graphs, those of one layer after another; `each` is told every graph that is done."""
     space.check(exporter, table)
-    base = exporter.base(table=table, verify=verify)
-    for graph_id in by_layer(exporter.graphs.values()):
-        exporter.weights(graph_id, verify=verify)
-        each(graph_id)
+    with _converting_ahead(exporter):
+        base = exporter.base(table=table, verify=verify)
+        for graph_id in by_layer(exporter.graphs.values()):
+            exporter.weights(graph_id, verify=verify)
+            each(graph_id)
     manifest = json.loads((base / MANIFEST).read_text(encoding="utf-8"))
     hashes: dict[str, str] = manifest["files"]
     for name in hashes:
@@ -46,6 +49,23 @@ def assemble(exporter: Any, folder: Path, table: str, each: Callable[[str], None
     entries = [_place(exporter, graph, folder, names) for graph in exporter.graphs.values()]
     _write_manifest(exporter, folder, manifest["table"], hashes, entries)
     return hashes | {name: sha256 for entry in entries for name, sha256 in entry["sha256"].items()}
+
+
+@contextmanager
+def _converting_ahead(exporter: Any) -> Iterator[None]:
+    """Convert the structures beside what is done meanwhile: pnnx is a process of its own, a third of the time.
+
+    Who needs a structure waits for it in the store, and is told there what is wrong with it.
+    """
+    structures = {graph.structure.name: graph.structure for graph in exporter.graphs.values()}
+    beside = ThreadPoolExecutor(1)
+    conversions = [beside.submit(exporter.structure, structure) for structure in structures.values()]
+    try:
+        yield
+        for conversion in conversions:
+            conversion.result()
+    finally:
+        beside.shutdown(cancel_futures=True)
 
 
 def _write_manifest(

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -403,10 +404,14 @@ def test_learnt_layout_gives_the_bytes_of_a_conversion_with_the_real_weights(
     exporter: Exporter, tmp_path: Path, graph_id: str
 ) -> None:
     graph, folder = exporter.graphs[graph_id], exporter.graph(graph_id)
-    text, weights = pnnx.convert(exporter.rewritten(graph), graph.structure, tmp_path)
-    layers = linear.lay_out(param.tidy(text))
-    assert param.write(layers) == (folder / "graph.param").read_text(encoding="utf-8")
-    assert weights.read_bytes() == bytes_of(exporter, graph_id)
+    module = exporter.rewritten(graph)
+    text, weights = pnnx.convert(module, graph.structure, tmp_path)
+    layers = param.tidy(text)
+    assert param.write(linear.lay_out(layers)) == (folder / "graph.param").read_text(encoding="utf-8")
+    entries = linear.lay_out_entries(layers, layout.learn(weights, param.blobs(layers), module))
+    written = BytesIO()
+    layout.write(written, entries, layout.tensors(module))
+    assert written.getvalue() == bytes_of(exporter, graph_id)
 
 
 def test_only_six_structures_are_converted(fresh: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
