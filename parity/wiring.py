@@ -10,11 +10,13 @@ SILENT = ("Input", "Split")  # they compute nothing
 
 
 class Wiring:
-    """Which blob comes from which; a Split's outputs stand for its input."""
+    """Which blob comes from which; a Split's outputs stand for its input, and a Linear in panels is one layer."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.makers = {name: layer for layer in layers for name in layer.outputs}
-        self.names = [name for layer in layers if layer.type not in SILENT for name in layer.outputs]
+        silent = {name for layer in layers for name in self._panels(layer)}
+        silent.update(name for layer in layers if layer.type in SILENT for name in layer.outputs)
+        self.names = [name for layer in layers for name in layer.outputs if name not in silent]
 
     @classmethod
     def read(cls, path: Path) -> "Wiring":
@@ -34,7 +36,20 @@ class Wiring:
     def inputs(self, name: str) -> list[str]:
         """What a blob is computed from."""
         layer = self.makers.get(name)
-        return [self.origin(source) for source in layer.inputs] if layer else []
+        if layer is None:
+            return []
+        panels = self._panels(layer)
+        sources = self.makers[panels[0]].inputs if panels else layer.inputs
+        return [self.origin(source) for source in sources]
+
+    def _panels(self, layer: Layer) -> list[str]:
+        """The blobs between a Linear's input and the sum of its panels (exporters/linear.py); [] of other layers."""
+        products = [self.makers[name] for name in layer.inputs if name in self.makers]
+        if layer.type != "Eltwise" or any(product.type != "Gemm" for product in products):
+            return []
+        pieces = [name for product in products for name in product.inputs]
+        is_cut = all(name in self.makers and self.makers[name].type == "Slice" for name in pieces)
+        return [*pieces, *layer.inputs] if pieces and is_cut else []
 
     def upstream(self, names: Sequence[str]) -> set[str]:
         """These blobs and all that they are computed from."""

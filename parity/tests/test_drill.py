@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from exporters import linear
+from exporters.param import Layer
 from harness.graphs import Graph
 from parity.blobs import Files, start
 from parity.checks import inputs_of
@@ -215,3 +217,16 @@ def test_splits_stand_for_their_input(tmp_path: Path) -> None:
     assert wiring.inputs("3") == ["in0", "in0"]
     assert wiring.origin("out1") == "3"
     assert wiring.upstream(["3"]) == {"3", "in0"}
+
+
+def test_a_linear_in_panels_is_one_layer() -> None:
+    given = Layer("Input", "x", (), ("in0",), {})
+    gemm = Layer("Gemm", "gemm_0", ("in0",), ("1",), {"3": "1", "5": "1", "6": "1", "8": "4", "9": "1500"})
+    swish = Layer("Swish", "silu_0", ("1",), ("out0",), {})
+    whole, panelled = Wiring([given, gemm, swish]), Wiring(linear.lay_out([given, gemm, swish]))
+    assert len(panelled.makers) > len(whole.makers)
+    assert panelled.names == whole.names == ["1", "out0"]
+    assert panelled.inputs("1") == ["in0"]
+    assert panelled.upstream(["out0"]) == {"out0", "1", "in0"}
+    sum_ = Layer("Eltwise", "sum", ("1", "out0"), ("2",), {"0": "1"})  # of other layers
+    assert Wiring([given, gemm, swish, sum_]).names == ["1", "out0", "2"]
