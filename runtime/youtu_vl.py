@@ -24,7 +24,7 @@ History = Sequence[tuple[str, str]]  # (role, content) of the messages before th
 
 # Matrices of patches x patches that are there at once, as measured: the two masks, the copy that ncnn is given, and
 # what attention over one head takes.
-SQUARES = 6
+SQUARES = 5
 
 
 class Pipeline(Decoder):
@@ -142,7 +142,7 @@ class Pipeline(Decoder):
     def picture_bytes(self, patches: int) -> int:
         """Bytes at the peak of a layer in which every patch sees every other."""
         vision = self.config["vision_config"]
-        row: int = 2 * vision["intermediate_size"] + 5 * vision["hidden_size"]
+        row: int = 4 * vision["intermediate_size"] + 12 * vision["hidden_size"]  # a Linear's panels and their sum
         return 4 * patches * (SQUARES * patches + row)
 
     def fuse(self, ids: Sequence[int], rows: Floats | None) -> Floats:
