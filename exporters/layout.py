@@ -93,10 +93,10 @@ def write(file: Output, entries: Sequence[Entry], values: Mapping[str, np.ndarra
         file.write(np.ascontiguousarray(entry.of(values[entry.tensor]), "<f4").reshape(-1).data)
 
 
-def read(weights: Path, entries: Sequence[Entry], shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """The tensors in a .bin of the learnt layout, which is as long as it should be. `shapes` are those of all."""
+def read(weights: Path, entries: Sequence[Entry], like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors in a .bin of the learnt layout, which is as long as it should be, in the shapes of `like`."""
     words, position = np.fromfile(weights, np.float32), 0
-    values = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+    values = {name: np.empty(value.shape, np.float32) for name, value in like.items()}
     for entry in entries:
         target = entry.of(values[entry.tensor])
         start = position + entry.flagged

@@ -99,8 +99,7 @@ class Clean:
         holder: which tensor of the checkpoint holds an array's numbers.
         """
         found = []
-        shapes = {name: value.shape for name, value in self.tensors.items()}
-        for name, there in layout.read(actual, self.entries, shapes).items():
+        for name, there in layout.read(actual, self.entries, self.tensors).items():
             wanted = self.tensors[name]
             if there.tobytes() != wanted.tobytes():
                 whose = holder(there) if np.ptp(there) else None  # constants stand in many a tensor

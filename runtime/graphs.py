@@ -203,12 +203,12 @@ def load_net(folder: Path, graph: Graph, *, threads: int, verify: bool) -> ncnn.
 
 
 def set_fp32_options(option: Any, threads: int) -> None:
-    """Switch off everything but fp32 arithmetic. Raises InputError when this ncnn lacks a switch."""
+    """Switch off packed layouts and all but fp32 arithmetic. Raises InputError when this ncnn lacks a switch."""
     for name in OFF_IN_FP32:
         if not hasattr(option, name):
             raise InputError(f"this ncnn has no option {name}; install the release that pyproject.toml pins")
         setattr(option, name, False)
-    option.use_packing_layout = False  # else a Split packs the caches and SDPA unpacks them: 2 of a token's 20 ms
+    option.use_packing_layout = False  # else a Split packs the caches and SDPA unpacks them: 2 of a layer's 20 ms
     option.num_threads = threads
 
 

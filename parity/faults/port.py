@@ -152,7 +152,7 @@ def edit_weights(exporter: Exporter, folder: Path, graph_id: str, change: Callab
     entries = read_entries(exporter.structure(graph.structure))
     path = folder / f"{graph_id}.bin"
     module = exporter.new_module(graph.structure)
-    tensors = layout.read(path, entries, {name: value.shape for name, value in layout.tensors(module).items()})
+    tensors = layout.read(path, entries, layout.tensors(module))
     weights = {name: tensors[name] for name in module.state_dict()}  # constants are no weights
     before = {name: value.copy() for name, value in weights.items()}
     change(weights)
