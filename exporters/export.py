@@ -26,11 +26,11 @@ from harness.store import Build, Hashes, Store, key, listed_sha256
 HERE = Path(__file__).parent
 # They decide what is written.
 TOOLS = (
-    *("export.py", "layout.py", "linear.py", "param.py", "pnnx.py", "selfcheck.py"),
+    *("export.py", "layout.py", "linear.py", "output.py", "param.py", "pnnx.py", "selfcheck.py"),
     *("tensors.py", "weights.py"),
 )
 FOLDERS = ("folders.py", "model_folder.py")  # they decide how a model folder is laid out
-WRITERS = ("layout.py", "weights.py")  # they decide the bytes of weights
+WRITERS = ("layout.py", "output.py", "weights.py")  # they decide the bytes of weights
 AUDIT = "audit.py"  # decides what may be used
 VERSIONS = ("ncnn", "pnnx", "torch")
 PARTS = "weights.json"
@@ -285,7 +285,11 @@ class Exporter:
             entry.tensor: constants[entry.tensor] if entry.tensor in constants else self._tensors.single(source).numpy()
             for entry, source in zip(part.entries, part.sources, strict=True)
         }
-        return weights.write(folder / WEIGHTS, part, values)
+        try:
+            return weights.write(folder / WEIGHTS, part, values)
+        except ValueError as error:
+            what = f"{type(self.new_module(graph.structure)).__name__} in {self._rewrite_file}"
+            raise UnjudgedError(f"{graph.id}: {error}; mend {what}") from error
 
     def _self_check(self, graph: Graph, module: Any) -> None:
         """The rewritten layer, in float64, must equal the reference's before it may be exported."""

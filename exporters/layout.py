@@ -4,7 +4,7 @@ Learning is by value: the structure is converted with random probe weights, all 
 numbers in the .bin equals one tensor of the module. Constants (rotation matrices) equal buffers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,9 +88,15 @@ class Output(Protocol):
 def write(file: Output, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> None:
     """Write a .bin in the learnt layout."""
     for entry in entries:
-        if entry.flagged:
-            file.write(bytes(4))  # storage word 0: float32
-        file.write(np.ascontiguousarray(entry.of(values[entry.tensor]), "<f4").reshape(-1).data)
+        for run in runs(entry, values[entry.tensor]):
+            file.write(np.ascontiguousarray(run).reshape(-1).data)
+
+
+def runs(entry: Entry, value: np.ndarray) -> Iterator[np.ndarray]:
+    """What a .bin holds for an entry, one array behind the other: views where its tensor's value is float32."""
+    if entry.flagged:
+        yield np.zeros(1, "<f4")  # storage word 0: float32
+    yield entry.of(value).astype("<f4", copy=False)
 
 
 def read(weights: Path, entries: Sequence[Entry], like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -9,28 +9,45 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from exporters import folders, space
 from exporters.folders import MANIFEST, link_or_copy
+from exporters.output import Output
 from exporters.space import TABLE, TABLE_DTYPES
+from harness.errors import UnjudgedError
 from harness.graphs import Graph, Port
 from harness.store import Hashes, file_sha256, listed_sha256
 
 BIN = "graph.bin"  # in a graph's folder, where its weights are one file
+TABLE_FILE = "embed_tokens.bin"
 NORM = "model.norm.weight"
+BLOCK_BYTES = 1 << 25  # of the table, that are there at once
 
 
 def write_base(exporter: Any, folder: Path, table: str) -> Hashes:
     """Vocabulary table, final norm, and the files beside the shards."""
     checkpoint = exporter.reference.checkpoint
-    weights = checkpoint.tensor(TABLE).numpy()
-    weights.astype(TABLE_DTYPES[table]).tofile(folder / "embed_tokens.bin")
+    hashes = _write_table(checkpoint, folder, table)
     checkpoint.tensor(NORM).numpy().tofile(folder / "norm.bin")
     for path in checkpoint.side_files():
         shutil.copyfile(path, folder / path.name)
-    hashes = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-    entry = {"file": "embed_tokens.bin", "dtype": table, "shape": list(weights.shape)}
+    hashes |= {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.name not in hashes}
+    entry = {"file": TABLE_FILE, "dtype": table, "shape": list(exporter.shapes[TABLE])}
     _write_manifest(exporter, folder, entry, hashes, [])
     return hashes
+
+
+def _write_table(checkpoint: Any, folder: Path, table: str) -> dict[str, str]:
+    """Write the vocabulary table; its hash by its name. Raises UnjudgedError where its numbers do not fit the dtype."""
+    dtype = TABLE_DTYPES[table]
+    with Output(folder / TABLE_FILE, dtype) as output:
+        for block in checkpoint.blocks(TABLE, BLOCK_BYTES):
+            with np.errstate(over="ignore"):  # told below
+                bad = output.write(block.numpy().astype(dtype, copy=False))
+            if bad:
+                raise UnjudgedError(f"tensor {TABLE} holds {bad} numbers beyond {table}; pass --table float32")
+    return {TABLE_FILE: output.sha256}
 
 
 def assemble(exporter: Any, folder: Path, table: str, each: Callable[[str], None], verify: bool) -> Hashes:

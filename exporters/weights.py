@@ -7,15 +7,15 @@ begins, and files with the same content by names, layout and checkpoint are one:
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from exporters import layout
 from exporters.layout import Entry
+from exporters.output import Output
 from harness.graphs import Graph
 
 
@@ -62,32 +62,14 @@ def parts(entries: Sequence[Entry], graph: Graph) -> list[Part]:
 
 
 def write(path: Path, part: Part, values: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Write a part's file; its hash by its name."""
-    with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
-        hashing = _Hashing(file, beside)
-        layout.write(hashing, part.entries, values)
-        return {path.name: hashing.digest()}
+    """Write a part's file; its hash by its name. Raises ValueError naming a tensor that is not finite."""
+    with Output(path) as output:
+        for entry in part.entries:
+            bad = sum(output.write(run) for run in layout.runs(entry, values[entry.tensor]))
+            if bad:
+                raise ValueError(f"tensor {entry.tensor} holds {bad} NaN or Inf")
+    return {path.name: output.sha256}
 
 
 def _constant(value: np.ndarray) -> str:
     return "constant " + hashlib.sha256(np.ascontiguousarray(value, "<f4").tobytes()).hexdigest()
-
-
-class _Hashing:
-    """A file that is hashed while it is written, by a thread beside the one that writes."""
-
-    def __init__(self, file: BinaryIO, beside: ThreadPoolExecutor) -> None:
-        self._file, self._beside = file, beside
-        self._sha256 = hashlib.sha256()
-        self._hashed: list[Future[None]] = []
-
-    def write(self, data: Any) -> None:
-        """Take all of the bytes, which must not change any more."""
-        self._hashed.append(self._beside.submit(self._sha256.update, data))
-        self._file.write(data)
-
-    def digest(self) -> str:
-        """The hash of all that was written."""
-        for piece in self._hashed:
-            piece.result()
-        return self._sha256.hexdigest()

@@ -23,6 +23,7 @@ from harness.errors import UnjudgedError
 _COMPLETE = "complete.json"
 Hashes = Mapping[str, str]  # file name -> sha256, of files whose bytes the build has hashed already
 Build = Callable[[Path], Hashes | None]
+LARGE = 1 << 24  # bytes of a file, from which on it counts how often it is read
 _DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -32,6 +33,7 @@ class Store:
     def __init__(self, root: Path, *, build: bool = True) -> None:
         self.root = root
         self._may_build = build
+        self._hashed: dict[tuple[int, ...], str] = {}  # large files as they were when they were hashed
 
     def get(
         self,
@@ -49,19 +51,49 @@ class Store:
         verify: check hashes as well as sizes. name and command: what to call it and what to type, in errors.
         """
         folder = self.root / kind / key
-        if not _fault(folder, verify):
+        if not self._fault(folder, verify):
             return folder
         if not self._may_build:
             raise UnjudgedError(self._forbidden(folder, verify, name, command))
         folder.parent.mkdir(parents=True, exist_ok=True)
         with self._lock(kind, key):
-            if _fault(folder, verify):  # nobody else built it while we waited
-                _build(folder, build, name or f"{kind}/{key}")
+            if self._fault(folder, verify):  # nobody else built it while we waited
+                known = _build(folder, build, name or f"{kind}/{key}")
+                self._hashed |= {_state(folder / file): sha256 for file, sha256 in known.items()}
         return folder
 
     def holds(self, kind: str, key: str) -> bool:
         """Whether an artefact is there and whole, by the sizes of its files."""
-        return not _fault(self.root / kind / key, verify=False)
+        return not self._fault(self.root / kind / key, verify=False)
+
+    def _fault(self, folder: Path, verify: bool) -> str:
+        """What keeps the folder from counting as built; "" where nothing does."""
+        try:
+            files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
+            faults = (self._file_fault(folder, name, listed, verify) for name, listed in files.items())
+            return next(filter(None, faults), "")
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            return f"{missing} is missing" if folder.is_dir() else "not built"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{_COMPLETE} is broken"
+
+    def _file_fault(self, folder: Path, name: str, listed: Mapping[str, Any], verify: bool) -> str:
+        size = (folder / name).stat().st_size
+        if size != listed["bytes"]:
+            return f"{name} has bytes={size}, but should be {listed['bytes']}"
+        if verify and self._sha256(folder / name) != listed["sha256"]:
+            return f"{name} was altered after it was built"
+        return ""
+
+    def _sha256(self, path: Path) -> str:
+        """Hash of a file; a large one is read once, by whatever names, unless it was written to since."""
+        if path.stat().st_size < LARGE:
+            return file_sha256(path)
+        state = _state(path)
+        if state not in self._hashed:
+            self._hashed[state] = file_sha256(path)
+        return self._hashed[state]
 
     def _lock(self, kind: str, key: str) -> FileLock:
         return FileLock(self.root / kind / f"{key}.lock")
@@ -69,7 +101,7 @@ class Store:
     def _forbidden(self, folder: Path, verify: bool, name: str, command: str) -> str:
         what = f"{name} ({folder})" if name else str(folder)
         then = f"; build it: {command}" if command else ""
-        return f"{what}: {_fault(folder, verify)}, and building is forbidden{then}"
+        return f"{what}: {self._fault(folder, verify)}, and building is forbidden{then}"
 
 
 def key(**parts: Any) -> str:
@@ -118,8 +150,8 @@ def _by_content(part: object) -> str:
     raise TypeError(f"{type(part).__name__} has no canonical JSON: {part!r}")
 
 
-def _build(folder: Path, build: Build, name: str) -> None:
-    """Build under the lock that the caller holds; any temporary folder found is of a dead build."""
+def _build(folder: Path, build: Build, name: str) -> Hashes:
+    """Build under the lock that the caller holds; what the build hashed. Any temporary folder is of a dead build."""
     for leftover in folder.parent.glob(f"{folder.name}.tmp-*"):
         _remove(leftover)
     temporary = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
@@ -132,6 +164,7 @@ def _build(folder: Path, build: Build, name: str) -> None:
             atomic_write_text(temporary / _COMPLETE, json.dumps(_list_files(temporary, known), indent=1))
             _remove(folder)
             os.replace(temporary, folder)
+            return known
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # what stays is removed by the next build
 
@@ -144,25 +177,10 @@ def _list_files(folder: Path, known: Hashes) -> dict[str, dict[str, Any]]:
     }
 
 
-def _fault(folder: Path, verify: bool) -> str:
-    """What keeps the folder from counting as built; "" where nothing does."""
-    try:
-        files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-        return next((fault for name in files if (fault := _file_fault(folder, name, files[name], verify))), "")
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
-        return f"{missing} is missing" if folder.is_dir() else "not built"
-    except (ValueError, KeyError, TypeError):
-        return f"{_COMPLETE} is broken"
-
-
-def _file_fault(folder: Path, name: str, listed: Mapping[str, Any], verify: bool) -> str:
-    size = (folder / name).stat().st_size
-    if size != listed["bytes"]:
-        return f"{name} has bytes={size}, but should be {listed['bytes']}"
-    if verify and file_sha256(folder / name) != listed["sha256"]:
-        return f"{name} was altered after it was built"
-    return ""
+def _state(path: Path) -> tuple[int, ...]:
+    """What tells a file from others, and from itself before it was written to."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _remove(folder: Path) -> None:

@@ -135,10 +135,6 @@ def value(name: str, key: str, text: str) -> Edit:
     return lambda files: files.set(name, key, text)
 
 
-def weight(layer: str, number: float, *, run: int = 0) -> Edit:
-    return lambda files: files.put(layer, struct.pack("<f", number), run=run, skip=8)
-
-
 def cut(count: int) -> Edit:
     def edit(files: Files) -> None:
         del files.weights[-count:]
@@ -295,14 +291,6 @@ FAULTS: dict[str, tuple[str, Edit, list[str]]] = {
         ],
     ),
     "Gemm": ("llm.layer.dqkv", inner_product, [r"the graph holds 3 Gemm, but should hold 4"]),
-    "NaN": ("vision.layer", weight("gemm_2", np.nan), [r"the weights of layer gemm_2 hold 1 NaN or Inf"]),
-    "NaN in a bias": (
-        "vision.layer",
-        weight("gemm_5", np.nan, run=1),
-        [r"the weights of layer gemm_5 hold 1 NaN or Inf"],
-    ),
-    "Inf": ("vision.layer", weight("ln_8", np.inf), [r"the weights of layer ln_8 hold 1 NaN or Inf"]),
-    "-Inf": ("llm.layer.dqkv", weight("self_attn", -np.inf), [r"the weights of layer self_attn .*"]),
     "4 bytes short": ("vision.layer", cut(4), [r"the bin has \d+ bytes, but the param asks for \d+"]),
     "20 bytes short": ("vision.layer", cut(20), [r"the bin has \d+ bytes, but the param asks for \d+"]),
     "1 byte short": ("vision.layer", cut(1), [r"the bin has \d+ bytes, but the param asks for \d+"]),

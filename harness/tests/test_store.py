@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import store
 from harness.errors import UnjudgedError
 from harness.store import Store, atomic_write_bytes, atomic_write_text, file_sha256, key
 
@@ -193,6 +194,36 @@ def test_damage_is_refused_where_building_is_forbidden(tmp_path: Path, damage: C
 def test_forbidden_building_still_reads(tmp_path: Path) -> None:
     folder = Store(tmp_path).get("graphs", KEY, Builder())
     assert Store(tmp_path, build=False).get("graphs", KEY, never) == folder
+
+
+def test_a_large_file_is_hashed_once_under_all_its_names_until_it_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: Path) -> str:
+        read.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr(store, "LARGE", 5)
+    monkeypatch.setattr(store, "file_sha256", counted)
+    first = Store(tmp_path).get("graphs", KEY, Builder())
+    kept = Store(tmp_path)
+
+    def again(folder: Path) -> dict[str, str]:
+        os.link(first / "inner" / "data.bin", folder / "same.bin")
+        return {"same.bin": file_sha256(folder / "same.bin")}
+
+    read.clear()
+    for _ in range(2):
+        kept.get("graphs", KEY, never, verify=True)
+        kept.get("models", KEY, again, verify=True)
+    assert sorted(read) == ["data.bin", "param"]
+    time.sleep(0.02)  # more than the clock of a file system counts in
+    alter(first)
+    builder = Builder()
+    kept.get("graphs", KEY, builder, verify=True)
+    assert builder.builds == 1
 
 
 def test_alteration_is_only_found_by_hash(tmp_path: Path) -> None:
