@@ -53,7 +53,7 @@ def _answer(options: argparse.Namespace) -> None:
     make = _pipeline_of(manifest.model)
     runner = NcnnRunner(manifest, mode=options.mode, threads=options.threads, finite=True)
     pipeline = make(manifest, runner, context=options.context, chunk=options.chunk, memory=options.memory)
-    print(f"memory: {told(pipeline.needs())}, {pipeline.budget}", file=sys.stderr)
+    print(f"memory: {told(pipeline.needs(pictures))}, {pipeline.budget}", file=sys.stderr)
     choose = Sampler(_sampling(options)).choose
     if options.chat:
         _chat(Conversation(pipeline, choose), options)

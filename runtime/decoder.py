@@ -101,8 +101,8 @@ class Decoder(ABC):
     def attention(config: Mapping[str, Any]) -> Attention:
         """Sizes of the attention by the model's config.json."""
 
-    def needs(self) -> dict[str, int]:
-        """Bytes of memory that any answer takes, by what for."""
+    def needs(self, pictures: Sequence[Any] = ()) -> dict[str, int]:
+        """Bytes of memory that an answer takes, by what for; text alone here, a model that sees adds its pictures."""
         return self._weights_and_caches(self.runner)
 
     def _weights_and_caches(self, runner: Runner) -> dict[str, int]:

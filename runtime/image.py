@@ -150,13 +150,22 @@ def preprocess(
     image: NDArray[np.uint8], config: Mapping[str, Any], *, merge: int = MERGE, max_patches: int = MAX_PATCHES
 ) -> Pixels:
     """RGB picture (H, W, 3) and the contents of preprocessor_config.json -> patch rows and grid."""
+    rows, columns = patch_grid(image, config, merge=merge, max_patches=max_patches)
+    recipe = _recipe(config)
+    resized = resize(image, rows * recipe.patch, columns * recipe.patch)
+    pixels = normalise(resized, recipe.mean, recipe.std, recipe.rescale)
+    return Pixels(patchify(pixels, recipe.patch, merge), (rows, columns))
+
+
+def patch_grid(
+    image: NDArray[np.uint8], config: Mapping[str, Any], *, merge: int = MERGE, max_patches: int = MAX_PATCHES
+) -> tuple[int, int]:
+    """(rows, columns) of patches that `preprocess` makes of a picture."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise InputError(f"image={image.dtype} {image.shape}, but should be uint8 (H, W, 3), not empty; use load_image")
-    recipe = _recipe(config)
-    patch = recipe.patch
+    patch = _recipe(config).patch
     height, width = target_size(*image.shape[:2], factor=patch * merge, max_patches=max_patches, patch=patch)
-    pixels = normalise(resize(image, height, width), recipe.mean, recipe.std, recipe.rescale)
-    return Pixels(patchify(pixels, patch, merge), (height // patch, width // patch))
+    return height // patch, width // patch
 
 
 def _recipe(config: Mapping[str, Any]) -> Recipe:

@@ -16,9 +16,10 @@ from runtime import windows
 from runtime.config import read_json
 from runtime.decoder import Attention, Choose, Decoder, Floats, Prompt, Token
 from runtime.errors import InputError
-from runtime.graphs import Arrays, Manifest, Runner
-from runtime.image import MAX_PATCHES, Pixels, preprocess
+from runtime.graphs import Arrays, Manifest, NcnnRunner, Runner
+from runtime.image import MAX_PATCHES, Pixels, patch_grid, preprocess
 
+Pictures = Sequence[NDArray[np.uint8]]  # (H, W, 3) each
 Grids = Sequence[tuple[int, int]]
 History = Sequence[tuple[str, str]]  # (role, content) of the messages before the prompt
 
@@ -56,7 +57,7 @@ class Pipeline(Decoder):
 
     # ---- before the graphs
 
-    def preprocess(self, pictures: Sequence[NDArray[np.uint8]]) -> list[Pixels]:
+    def preprocess(self, pictures: Pictures) -> list[Pixels]:
         """uint8 (H, W, 3) pictures -> patch rows and grids."""
         return [preprocess(picture, self.preprocessor) for picture in pictures]
 
@@ -127,17 +128,32 @@ class Pipeline(Decoder):
                 starts.append(start)
         return [slice(start, end) for start, end in pairwise([*starts, int(bounds[-1])])]
 
+    def needs(self, pictures: Pictures = ()) -> dict[str, int]:
+        """Bytes of memory that an answer about pictures takes, by what for."""
+        grids = [patch_grid(picture, self.preprocessor) for picture in pictures]
+        return self._needs_for(sum(rows * columns for rows, columns in grids)) if grids else super().needs()
+
+    def _needs_for(self, patches: int) -> dict[str, int]:
+        needs = super().needs()
+        if isinstance(self.runner, NcnnRunner) and self.runner.mode == "resident":
+            graphs = [
+                graph_id for graph_id in self.runner.manifest.graphs if graph_id.startswith(f"{self.model}/vision.")
+            ]
+            needs["resident vision weights"] = self.runner.weight_bytes(graphs)
+        return needs | {f"pictures of {patches} patches": self.picture_bytes(patches)}
+
     def _require_for(self, patches: int) -> None:
         """Raise InputError where pictures of so many patches need more memory than there is."""
-        others, patch = self.needs(), self.config["vision_config"]["patch_size"]
+        needs, patch = self._needs_for(patches), self.config["vision_config"]["patch_size"]
+        others = sum(needs.values()) - self.picture_bytes(patches)
 
         def advice(budget: int) -> str:
-            left = budget - sum(others.values())
+            left = budget - others
             most = bisect_right(range(MAX_PATCHES + 1), left, key=self.picture_bytes) - 1
             side = int(max(most, 0) ** 0.5) * patch
             return f"scale the pictures down to {max(most, 0)} patches in all, {side}x{side} pixels"
 
-        self.budget.require(others | {f"pictures of {patches} patches": self.picture_bytes(patches)}, advice)
+        self.budget.require(needs, advice)
 
     def picture_bytes(self, patches: int) -> int:
         """Bytes at the peak of a layer in which every patch sees every other."""
@@ -166,7 +182,7 @@ class Pipeline(Decoder):
 
     def generate(
         self,
-        pictures: Sequence[NDArray[np.uint8]],
+        pictures: Pictures,
         text: str,
         count: int,
         history: History = (),

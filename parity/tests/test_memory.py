@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 from rich.console import Console
 
 from harness.errors import UnjudgedError
@@ -205,6 +206,27 @@ def test_a_picture_beyond_the_budget_is_refused_with_the_size_that_fits(manifest
         pipeline._require_for(patches + 1)
 
 
+def test_a_picture_brings_the_vision_weights_where_they_stay(manifest: Manifest) -> None:
+    picture = np.zeros((64, 96, 3), np.uint8)
+    files = {name for graph in manifest.graphs.values() if "vision" in graph.id for name in graph.weights}
+    vision = sum((manifest.folder / name).stat().st_size for name in files)
+    resident = Pipeline(manifest, NcnnRunner(manifest, verify=False), context=64)
+    assert list(resident.needs()) == ["resident weights", "caches for a context of 64"]
+    brought = {"resident vision weights": vision, "pictures of 24 patches": resident.picture_bytes(24)}
+    assert resident.needs([picture]) == resident.needs() | brought
+    streaming = Pipeline(manifest, NcnnRunner(manifest, mode="streaming", verify=False), context=64)
+    assert list(streaming.needs([picture]).items() - streaming.needs().items()) == [
+        ("pictures of 24 patches", streaming.picture_bytes(24))
+    ]
+
+    needed = sum(resident.needs([picture]).values())
+    Pipeline(manifest, resident.runner, context=64, memory=needed)._require_for(24)
+    with pytest.raises(
+        InputError, match=r"resident vision weights .* pictures of 24 patches .*scale the pictures down to"
+    ):
+        Pipeline(manifest, resident.runner, context=64, memory=needed - 1)._require_for(24)
+
+
 def test_a_budget_without_limit_is_what_the_machine_has() -> None:
     budget = Budget()
     assert budget.bytes is None or abs(budget.bytes - (available_bytes() or 0)) < 2e9
@@ -228,11 +250,18 @@ def test_a_wrong_budget_is_told(text: str, capsys: pytest.CaptureFixture[str]) -
     assert f"argument --memory: '{text}' should be a number of gigabytes, such as 8" in capsys.readouterr().err
 
 
-def test_memory_is_told_before_it_is_taken(manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_is_told_before_it_is_taken(
+    manifest: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["youtu_vl", "--model", str(manifest.folder), "--prompt", "?", "-n", "1", "--ids", "--context", "64"]
     assert main(arguments) == 0
     said = capsys.readouterr().err
     assert re.fullmatch(r"memory: 0\.\d\d GB \(resident weights .*, caches for a context of 64 .*\), .*\n", said)
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (96, 64)).save(path)
+    assert main([*arguments, "--image", str(path)]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"a context of 64 .*, resident vision weights .*, pictures of 24 patches .*\), .*\n", said)
 
     assert main([*arguments, "--memory", "0.001"]) == 2
     assert re.match(r"error: this needs 0\.\d\d GB .* but 0.00 GB are free; ", capsys.readouterr().err)
