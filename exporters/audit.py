@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from exporters import param
+from exporters.linear import inner_blobs
 from exporters.param import Layer
 from exporters.pnnx import traced_sizes
 from harness.graphs import Structure
@@ -113,7 +114,8 @@ def _census(subject: Subject) -> Iterator[str]:
     count["MatMul of MemoryData"] = sum(
         layer.type == "MatMul" and bool(constants.intersection(layer.inputs)) for layer in subject.layers
     )
-    sums = [layer for layer in subject.layers if layer.type == "Eltwise"]  # of panels: the census counts Linears
+    makers = {name: layer for layer in subject.layers for name in layer.outputs}
+    sums = [layer for layer in subject.layers if inner_blobs(layer, makers)]  # of panels: the census counts Linears
     count["Gemm"] -= sum(len(layer.inputs) - 1 for layer in sums)
     count["Slice"] -= len(sums)
     for kind, wanted in subject.structure.census.items():

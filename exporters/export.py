@@ -123,6 +123,10 @@ class Exporter:
         shutil.copyfile(self.graph(graph_id) / "graph.param", target / "graph.param")
         concatenate(self.weights(graph_id), target / BIN)
 
+    def forget_tensors(self) -> None:
+        """Let go of the checkpoint's tensors that are kept for the next graph."""
+        self._tensors.clear()
+
     def holds(self, graph: Graph) -> bool:
         """Whether a graph is in the store."""
         return self.graphs_store.holds("graph", self.graph_key(graph))

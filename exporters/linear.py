@@ -1,11 +1,13 @@
 """Linears as exported graphs hold them: the weight as a Gemm's first factor, a wide one in panels that are added.
 
+Between two Linears of an MLP the rows stand as columns: a Gemm that need not turn its product is a tenth faster.
+
 pnnx makes a Linear a Gemm whose second factor is the weight. As the first factor it gives the same sums sooner. And
 ncnn adds the products of a row one after the other, so that rounding grows with their number, where torch's does not:
 panels of at most PANEL inputs bring it near torch's at true widths.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -15,11 +17,13 @@ from exporters.param import Layer
 
 PANEL = 576
 STEP = 16  # numbers that a register holds
+ELEMENTWISE = ("BinaryOp", "GELU", "Swish")
 
 
 def lay_out(layers: Sequence[Layer]) -> list[Layer]:
     """The layers with each of pnnx's Linears laid out anew."""
-    return [new for layer in layers for new in (_layers(layer) if _is_linear(layer) else [layer])]
+    turned = _turned(layers)
+    return [new for layer in layers for new in (_layers(layer, turned) if _is_linear(layer) else [layer])]
 
 
 def lay_out_entries(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[Entry]:
@@ -31,6 +35,19 @@ def lay_out_entries(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[E
         own, rest = rest[:count], rest[count:]
         found += _entries(layer, *own) if _is_linear(layer) else own
     return found
+
+
+def inner_blobs(layer: Layer, makers: Mapping[str, Layer]) -> list[str]:
+    """The blobs between a Linear's input and the sum of its panels, which `layer` makes; [] of other layers.
+
+    makers: which layer makes a blob.
+    """
+    products = [makers[name] for name in layer.inputs if name in makers]
+    if layer.type != "Eltwise" or any(product.type != "Gemm" for product in products):
+        return []
+    pieces = [name for product in products for name in product.inputs]
+    is_cut = all(name in makers and makers[name].type == "Slice" for name in pieces)
+    return [*pieces, *layer.inputs] if pieces and is_cut else []
 
 
 def panels(inputs: int) -> list[int]:
@@ -46,29 +63,45 @@ def _is_linear(layer: Layer) -> bool:
     return layer.type == "Gemm" and all(layer.number(key, 0) == value for key, value in wanted.items())
 
 
-def _layers(layer: Layer) -> list[Layer]:
+def _turned(layers: Sequence[Layer]) -> set[str]:
+    """The blobs that Linears make and read, with nothing but element-wise layers between."""
+    makers = {name: layer for layer in layers for name in layer.outputs}
+    readers = {name: layer for layer in layers for name in layer.inputs}
+    found = {name for name, layer in makers.items() if _is_linear(layer) or layer.type in ELEMENTWISE}
+
+    def holds(name: str) -> bool:
+        maker, reader = makers[name], readers.get(name)
+        made = _is_linear(maker) or found.issuperset(maker.inputs)
+        return made and reader is not None and (_is_linear(reader) or found.issuperset(reader.outputs))
+
+    while left := {name for name in found if not holds(name)}:
+        found -= left
+    return found
+
+
+def _layers(layer: Layer, turned: Container[str]) -> list[Layer]:
+    """A Gemm or, wide, a Slice of the input, a Gemm of each panel, and their sum; the first one adds the bias."""
+    (source,), (product,) = layer.inputs, layer.outputs
     widths = panels(layer.number("9", 0))
+    bias = "1" if layer.number("10", -1) == 4 else "-1"  # a number per output, or none
+    params = {"2": "0", "3": "0" if source in turned else "1", "4": "1", "5": "0", "6": "1", "7": layer.params["8"]}
+    params |= {"8": "0", "14": "0" if product in turned else "1"}
     if len(widths) == 1:
-        return [_gemm(layer, layer.name, layer.inputs[0], layer.outputs[0], widths[0], first=True)]
-    (source,), (sum_,) = layer.inputs, layer.outputs
+        return [replace(layer, params={"10": bias, **params, "9": str(widths[0])})]
     names = [f"{layer.name}_panel_{n}" for n in range(len(widths))]
-    inputs, products = [f"{name}_in" for name in names], [f"{name}_out" for name in names]
-    sizes = ",".join(map(str, (len(widths), *widths[:-1], -233)))  # -233: the rest
-    return [
-        Layer("Slice", f"{layer.name}_panels", (source,), tuple(inputs), {"-23300": sizes, "1": "1"}),
-        *(
-            _gemm(layer, name, input_, product, width, first=name == names[0])
-            for name, input_, product, width in zip(names, inputs, products, widths, strict=True)
-        ),
-        Layer("Eltwise", f"{layer.name}_sum", tuple(products), (sum_,), {"0": "1"}),
+    inputs, products = (tuple(f"{name}_{end}" for name in names) for end in ("in", "out"))
+    gemms = [
+        Layer("Gemm", name, (piece,), (part,), {"10": bias, **params, "9": str(width)})
+        for name, piece, part, width in zip(names, inputs, products, widths, strict=True)
     ]
-
-
-def _gemm(layer: Layer, name: str, source: str, product: str, width: int, *, first: bool) -> Layer:
-    """The weight's panel times the transposed input, transposed; the first panel adds the bias."""
-    bias = "1" if first and layer.number("10", -1) == 4 else "-1"  # a number per output, or none
-    params = {"10": bias, "2": "0", "3": "1", "4": "1", "5": "0", "6": "1", "7": layer.params["8"], "8": "0"}
-    return Layer("Gemm", name, (source,), (product,), params | {"9": str(width), "14": "1"})
+    gemms[1:] = [replace(gemm, params=gemm.params | {"10": "-1"}) for gemm in gemms[1:]]
+    sizes = ",".join(map(str, (len(widths), *widths[:-1], -233)))  # -233: the rest
+    cut = {"-23300": sizes, "1": "0" if source in turned else "1"}
+    return [
+        Layer("Slice", f"{layer.name}_panels", (source,), inputs, cut),
+        *gemms,
+        Layer("Eltwise", f"{layer.name}_sum", products, (product,), {"0": "1"}),
+    ]
 
 
 def _entries(layer: Layer, weight: Entry, *bias: Entry) -> Iterator[Entry]:

@@ -26,6 +26,11 @@ class Tensors:
         """A tensor in float64."""
         return self._get(name, torch.float64, lambda name: self.single(name).double())
 
+    def clear(self) -> None:
+        """Let go of all that is kept."""
+        self._kept.clear()
+        self._size = 0
+
     def _get(self, name: str, dtype: torch.dtype, make: Callable[[str], Tensor]) -> Tensor:
         value = self._kept.pop((name, dtype), None)
         if value is None:

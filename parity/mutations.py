@@ -410,15 +410,21 @@ STORING = (
     ),
     Mutation(
         "damage in the store not seen",
-        "harness.store:_file_fault",
+        "harness.store:Store._file_fault",
         always(""),
         (f"{STORE}damage_is_built_again", f"{STORE}damage_is_refused_where_building_is_forbidden"),
     ),
     Mutation(
         "hashes of the store never checked",
-        "harness.store:_file_fault",
+        "harness.store:Store._file_fault",
         edited(("verify and", "False and")),
         (f"{STORE}damage_is_built_again[alter]",),
+    ),
+    Mutation(
+        "a large file that was written to counts as it was hashed before",
+        "harness.store:_state",
+        edited((", found.st_size, found.st_mtime_ns", "")),
+        (f"{STORE}a_large_file_is_hashed_once_under_all_its_names_until_it_is_written_to",),
     ),
     Mutation(
         "files named by their path, not by their content",

@@ -61,6 +61,7 @@ class RollingRunner:
             return
         try:
             folder = self.exporter.graph(graph_id)
+            self.exporter.forget_tensors()  # the next graph's are others, and judging takes memory too
             files = str(folder), self.exporter.entry(self.exporter.graphs[graph_id])
             self._held = graph_id, files
             self.visit(self.exporter.graphs[graph_id])

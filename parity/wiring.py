@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exporters import param
+from exporters.linear import inner_blobs
 from exporters.param import Layer
 
 SILENT = ("Input", "Split")  # they compute nothing
@@ -14,7 +15,7 @@ class Wiring:
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.makers = {name: layer for layer in layers for name in layer.outputs}
-        silent = {name for layer in layers for name in self._panels(layer)}
+        silent = {name for layer in layers for name in inner_blobs(layer, self.makers)}
         silent.update(name for layer in layers if layer.type in SILENT for name in layer.outputs)
         self.names = [name for layer in layers for name in layer.outputs if name not in silent]
 
@@ -38,18 +39,9 @@ class Wiring:
         layer = self.makers.get(name)
         if layer is None:
             return []
-        panels = self._panels(layer)
-        sources = self.makers[panels[0]].inputs if panels else layer.inputs
+        inner = inner_blobs(layer, self.makers)
+        sources = self.makers[inner[0]].inputs if inner else layer.inputs
         return [self.origin(source) for source in sources]
-
-    def _panels(self, layer: Layer) -> list[str]:
-        """The blobs between a Linear's input and the sum of its panels (exporters/linear.py); [] of other layers."""
-        products = [self.makers[name] for name in layer.inputs if name in self.makers]
-        if layer.type != "Eltwise" or any(product.type != "Gemm" for product in products):
-            return []
-        pieces = [name for product in products for name in product.inputs]
-        is_cut = all(name in self.makers and self.makers[name].type == "Slice" for name in pieces)
-        return [*pieces, *layer.inputs] if pieces and is_cut else []
 
     def upstream(self, names: Sequence[str]) -> set[str]:
         """These blobs and all that they are computed from."""

@@ -100,6 +100,76 @@ def test_panels_halve_the_rounding(tmp_path: Path) -> None:
     assert panelled < 0.6 * whole
 
 
+INPUTS, INNER = 700, 1300  # two panels, three panels
+
+
+def gemm(name: str, source: str, product: str, inputs: int, outputs: int) -> Layer:
+    params = {"10": "4", "2": "0", "3": "1", "4": "0", "5": "1", "6": "1", "7": "0"}
+    return Layer("Gemm", name, (source,), (product,), params | {"8": str(outputs), "9": str(inputs)})
+
+
+def mlp() -> list[Layer]:
+    """A gated MLP as pnnx writes it."""
+    return [
+        Layer("Input", "in0", (), ("in0",), {}),
+        Layer("Split", "split", ("in0",), ("a", "b"), {}),
+        gemm("gate", "a", "1", INPUTS, INNER),
+        Layer("Swish", "silu", ("1",), ("2",), {}),
+        gemm("up", "b", "3", INPUTS, INNER),
+        Layer("BinaryOp", "mul", ("2", "3"), ("4",), {"0": "2"}),
+        gemm("down", "4", "out0", INNER, OUTPUTS),
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_between_the_linears_of_an_mlp_rows_stand_as_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    torch.manual_seed(rows)
+    modules = {"gate": nn.Linear(INPUTS, INNER), "up": nn.Linear(INPUTS, INNER), "down": nn.Linear(INNER, OUTPUTS)}
+    layers = mlp()
+    entries = [Entry(f"{name}.{part}", False, True) for name in modules for part in ("weight", "bias")]
+    values = layout.tensors(nn.ModuleDict(modules))
+    path = tmp_path / "mlp.bin"
+    with path.open("wb") as file:
+        layout.write(file, linear.lay_out_entries(layers, entries), values)
+    x = torch.randn(rows, INPUTS)
+    turned = run(linear.lay_out(layers), path, x.numpy())
+    assert linear._turned(layers) == {"1", "2", "3", "4"}
+    monkeypatch.setattr(linear, "_turned", lambda layers: set())
+    plain = run(linear.lay_out(layers), path, x.numpy())
+    assert np.linalg.norm(turned - plain) < 1e-6 * np.linalg.norm(plain)  # the last numbers of a row round otherwise
+    with torch.no_grad():
+        expected = modules["down"](nn.functional.silu(modules["gate"](x)) * modules["up"](x))
+    assert np.linalg.norm(turned - expected.numpy()) < 2e-6 * expected.norm()
+
+
+def edited(name: str, **fields: object) -> list[Layer]:
+    return [replace(layer, **fields) if layer.name == name else layer for layer in mlp()]  # type: ignore[arg-type]
+
+
+def outer(layers: list[Layer]) -> list[Layer]:
+    return [Layer("Input", "in1", (), ("in1",), {}), *layers]
+
+
+@pytest.mark.parametrize(
+    ("layers", "turned"),
+    [
+        pytest.param(mlp()[:-1], set(), id="the product is the graph's output"),
+        pytest.param(edited("down", type="RMSNorm"), set(), id="a norm reads the product"),
+        pytest.param(outer(edited("mul", inputs=("2", "in1"))), set(), id="an input takes part"),
+        pytest.param(edited("silu", type="Softmax"), set(), id="the activation is not element-wise"),
+        pytest.param([*mlp()[:-1], Layer("Split", "two", ("4",), ("x", "y"), {})], set(), id="a Split reads it"),
+        pytest.param(edited("silu", type="GELU"), {"1", "2", "3", "4"}, id="GELU"),
+        pytest.param(
+            [mlp()[0], gemm("fc1", "in0", "1", 8, 8), gemm("fc2", "1", "out0", 8, 8)], {"1"}, id="two Linears in a row"
+        ),
+    ],
+)
+def test_only_what_lies_between_linears_is_turned(layers: list[Layer], turned: set[str]) -> None:
+    assert linear._turned(layers) == turned
+
+
 def test_a_file_begins_with_the_first_panel_alone() -> None:
     entries = linear.lay_out_entries(pnnx_linear(1500, bias=True), pnnx_entries(bias=True))
     assert [(entry.tensor, entry.begins, entry.columns) for entry in entries] == [
@@ -117,6 +187,18 @@ def test_another_gemm_stays_as_it_is(key: str) -> None:
     assert linear.lay_out([source, other]) == [source, other]
     narrow = Layer("MatMul", "matmul_0", ("a", "b"), ("c",), {})
     assert linear.lay_out([narrow]) == [narrow]
+
+
+@pytest.mark.parametrize("missing", ["Slice", "Gemm"])
+def test_a_sum_of_other_blobs_is_no_linear(missing: str) -> None:
+    laid_out = linear.lay_out(pnnx_linear(1500, bias=True))
+    makers = {name: layer for layer in laid_out for name in layer.outputs}
+    inner = linear.inner_blobs(laid_out[-1], makers)
+    assert sorted(inner) == sorted(makers.keys() - {"in0", "out0"})
+    assert linear.inner_blobs(laid_out[1], makers) == []
+    makers |= {name: replace(layer, type="Swish") for name, layer in makers.items() if layer.type == missing}
+    assert linear.inner_blobs(laid_out[-1], makers) == []
+    assert linear.inner_blobs(laid_out[-1], {}) == []
 
 
 def test_the_census_counts_linears(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_too_little_disk_or_memory_is_told_before_the_work_with_the_mode_that_fi
         with pytest.raises(UnjudgedError, match=expected):
             own.model_folder()
     monkeypatch.setattr(resources, "available_memory_bytes", lambda: 600_000_000)
-    with pytest.raises(UnjudgedError, match=r"needs 0.7 GB of memory, but 0.6 GB are free; .* no narrower mode fits$"):
+    with pytest.raises(UnjudgedError, match=r"needs 0.9 GB of memory, but 0.6 GB are free; .* no narrower mode fits$"):
         own.model_folder()
     assert list((tmp_path / "store").glob("graph/*")) == []
 
@@ -149,6 +149,7 @@ def test_a_rolling_run_keeps_no_graph(exporter: Exporter, tmp_path: Path) -> Non
 
     def visit(graph: Graph) -> None:
         visited.append(graph.id)
+        assert runner.exporter._tensors._kept == {}
         runner.run(graph.id, {})
 
     runner.visit = visit
