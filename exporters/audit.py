@@ -4,11 +4,9 @@ Each finding is one sentence; an empty list is a clean graph.
 """
 
 import re
-from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -141,9 +139,9 @@ def _weights(subject: Subject) -> Iterator[str]:
 
 def _word(files: Sequence[Path], start: int) -> int:
     """The word that begins at a byte of files in a row."""
-    ends = list(accumulate(path.stat().st_size for path in files))
-    number = bisect(ends, start)
-    return int(np.fromfile(files[number], "<u4", 1, offset=start - ends[number] + files[number].stat().st_size)[0])
+    while start >= (size := files[0].stat().st_size):
+        start, files = start - size, files[1:]
+    return int(np.fromfile(files[0], "<u4", 1, offset=start)[0])
 
 
 CHECKS: tuple[Callable[[Subject], Iterator[str]], ...] = (

@@ -7,7 +7,7 @@ numbers in the .bin equals one tensor of the module. Constants (rotation matrice
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -78,14 +78,7 @@ def learn(weights: Path, blobs: Sequence[Blob], module: nn.Module) -> list[Entry
     return entries
 
 
-class Output(Protocol):
-    """What weights are written to: a file opened for bytes, or something that is written to as one."""
-
-    def write(self, data: Any, /) -> object:
-        """Take all of the bytes."""
-
-
-def write(file: Output, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> None:
+def write(file: BinaryIO, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> None:
     """Write a .bin in the learnt layout."""
     for entry in entries:
         for run in runs(entry, values[entry.tensor]):

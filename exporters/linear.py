@@ -91,11 +91,11 @@ def _layers(layer: Layer, turned: Container[str]) -> list[Layer]:
         return [replace(layer, params={"10": bias, **params, "9": str(widths[0])})]
     names = [f"{layer.name}_panel_{n}" for n in range(len(widths))]
     inputs, products = (tuple(f"{name}_{end}" for name in names) for end in ("in", "out"))
+    biases = [bias, *["-1"] * (len(widths) - 1)]
     gemms = [
-        Layer("Gemm", name, (piece,), (part,), {"10": bias, **params, "9": str(width)})
-        for name, piece, part, width in zip(names, inputs, products, widths, strict=True)
+        Layer("Gemm", name, (piece,), (part,), {"10": added, **params, "9": str(width)})
+        for name, piece, part, width, added in zip(names, inputs, products, widths, biases, strict=True)
     ]
-    gemms[1:] = [replace(gemm, params=gemm.params | {"10": "-1"}) for gemm in gemms[1:]]
     sizes = ",".join(map(str, (len(widths), *widths[:-1], -233)))  # -233: the rest
     cut = {"-23300": sizes, "1": "0" if source in turned else "1"}
     return [

@@ -70,12 +70,12 @@ class Store:
         """What keeps the folder from counting as built; "" where nothing does."""
         try:
             files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-            faults = (self._file_fault(folder, name, listed, verify) for name, listed in files.items())
+            faults = (self._file_fault(folder, name, files[name], verify) for name in files)
             return next(filter(None, faults), "")
         except FileNotFoundError as error:
             missing = Path(error.filename).name
             return f"{missing} is missing" if folder.is_dir() else "not built"
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError):
             return f"{_COMPLETE} is broken"
 
     def _file_fault(self, folder: Path, name: str, listed: Mapping[str, Any], verify: bool) -> str:
