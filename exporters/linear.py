@@ -3,6 +3,12 @@
 Between two Linears of an MLP the rows stand as columns: Gemms that need not turn what they read and give take less,
 a twentieth of a layer's time.
 
+Layers that work on numbers one by one, or move them, share out channels among threads. So there each column is a
+channel, and where rows are split into heads each row is one.
+
+Tiles that ncnn chooses by the second cache are larger than the first: with TILE_ROWS and TILE_INPUTS, of which the
+first holds a tile of each factor, a prefill takes a tenth less.
+
 pnnx makes a Linear a Gemm whose second factor is the weight. As the first factor it gives the same sums sooner. And
 ncnn adds the products of a row one after the other, so that rounding grows with their number, where torch's does not:
 panels of at most PANEL inputs bring it near torch's at true widths.
@@ -18,13 +24,15 @@ from exporters.param import Layer
 
 PANEL = 576
 STEP = 16  # numbers that a register holds
+TILE_OUTPUTS, TILE_ROWS, TILE_INPUTS = 256, 48, 128
 ELEMENTWISE = ("BinaryOp", "GELU", "Swish")
 
 
 def lay_out(layers: Sequence[Layer]) -> list[Layer]:
     """The layers with each of pnnx's Linears laid out anew."""
     turned = _turned(layers)
-    return [new for layer in layers for new in (_layers(layer, turned) if _is_linear(layer) else [layer])]
+    channels = turned | _split_into_heads(layers)
+    return [new for layer in layers for new in (_layers(layer, turned, channels) if _is_linear(layer) else [layer])]
 
 
 def lay_out_entries(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[Entry]:
@@ -58,6 +66,12 @@ def panels(inputs: int) -> list[int]:
     return [b - a for a, b in pairwise([*starts, inputs])]
 
 
+def tile_outputs(outputs: int) -> int:
+    """Outputs of a tile of the weight, whole registers: where tiles are few, their number is even, for two threads."""
+    pairs = -(-outputs // (2 * TILE_OUTPUTS))
+    return -(-outputs // (2 * pairs * STEP)) * STEP
+
+
 def _is_linear(layer: Layer) -> bool:
     """Whether a layer is a Gemm of its input and a constant weight (outputs, inputs)."""
     wanted = {"2": 0, "3": 1, "4": 0, "5": 1, "6": 1}
@@ -80,13 +94,19 @@ def _turned(layers: Sequence[Layer]) -> set[str]:
     return found
 
 
-def _layers(layer: Layer, turned: Container[str]) -> list[Layer]:
+def _split_into_heads(layers: Sequence[Layer]) -> set[str]:
+    """The blobs that a Reshape to three axes reads, as many channels as there are rows."""
+    return {layer.inputs[0] for layer in layers if layer.type == "Reshape" and layer.number("2", 0) == -1}
+
+
+def _layers(layer: Layer, turned: Container[str], channels: Container[str]) -> list[Layer]:
     """A Gemm or, wide, a Slice of the input, a Gemm of each panel, and their sum; the first one adds the bias."""
     (source,), (product,) = layer.inputs, layer.outputs
     widths = panels(layer.number("9", 0))
     bias = "1" if layer.number("10", -1) == 4 else "-1"  # a number per output, or none
     params = {"2": "0", "3": "0" if source in turned else "1", "4": "1", "5": "0", "6": "1", "7": layer.params["8"]}
-    params |= {"8": "0", "14": "0" if product in turned else "1"}
+    params |= {"8": "0", "11": "1" if product in channels else "0", "14": "0" if product in turned else "1"}
+    params |= {"20": str(tile_outputs(layer.number("8", 0))), "21": str(TILE_ROWS), "22": str(TILE_INPUTS)}
     if len(widths) == 1:
         return [replace(layer, params={"10": bias, **params, "9": str(widths[0])})]
     names = [f"{layer.name}_panel_{n}" for n in range(len(widths))]

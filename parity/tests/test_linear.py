@@ -51,6 +51,19 @@ def run(layers: list[Layer], weights: Path, x: NDArray[np.float32]) -> NDArray[n
     return from_mat(out, rank=2, where="out")
 
 
+def blob_shape(layers: list[Layer], weights: Path, x: NDArray[np.float32], name: str) -> tuple[int, ...]:
+    """The shape of an inner blob: channels, height and width."""
+    net = ncnn.Net()
+    checked(net.load_param_mem(param.write(layers)), "param")
+    checked(net.load_model(str(weights)), "weights")
+    extractor = net.create_extractor()
+    mat = to_mat(x, rank=2, where="x")
+    checked(extractor.input("in0", mat), "input")
+    code, blob = extractor.extract(name)
+    checked(code, name)
+    return (blob.c, blob.h, blob.w)
+
+
 def written(folder: Path, layers: list[Layer], module: nn.Linear) -> Path:
     """The .bin of a Linear laid out anew."""
     path = folder / "linear.bin"
@@ -70,6 +83,18 @@ def test_panels_are_even_whole_registers_and_all_of_the_inputs(inputs: int) -> N
     assert max(widths) <= linear.PANEL
     assert max(widths) - min(widths) < 2 * linear.STEP
     assert all(width % linear.STEP == 0 for width in widths[:-1])
+
+
+@given(st.integers(1, 40_000))
+def test_tiles_of_a_weight_are_even_in_number_and_fit_the_cache(outputs: int) -> None:
+    (_, gemm) = pnnx_linear(64, bias=False)
+    params = linear.lay_out([replace(gemm, params=gemm.params | {"8": str(outputs)})])[0].params
+    tile = int(params["20"])
+    count = -(-outputs // tile)
+    assert tile <= linear.TILE_OUTPUTS
+    assert tile % linear.STEP == 0
+    assert count % 2 == 0 or count > 16 or outputs <= linear.STEP
+    assert 4 * int(params["22"]) * (int(params["21"]) + linear.STEP) <= 32 << 10  # of both factors, in the first cache
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16])
@@ -136,12 +161,29 @@ def test_between_the_linears_of_an_mlp_rows_stand_as_columns(
     x = torch.randn(rows, INPUTS)
     turned = run(linear.lay_out(layers), path, x.numpy())
     assert linear._turned(layers) == {"1", "2", "3", "4"}
+    assert blob_shape(linear.lay_out(layers), path, x.numpy(), "4") == (INNER, 1, rows)  # channels, for all threads
     monkeypatch.setattr(linear, "_turned", lambda layers: set())
     plain = run(linear.lay_out(layers), path, x.numpy())
     assert np.linalg.norm(turned - plain) < 1e-6 * np.linalg.norm(plain)  # the last numbers of a row round otherwise
     with torch.no_grad():
         expected = modules["down"](nn.functional.silu(modules["gate"](x)) * modules["up"](x))
     assert np.linalg.norm(turned - expected.numpy()) < 2e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_where_rows_are_split_into_heads_each_is_a_channel(tmp_path: Path, rows: int) -> None:
+    torch.manual_seed(rows)
+    module = nn.Linear(INPUTS, OUTPUTS)
+    source, gemm = pnnx_linear(INPUTS, bias=True)
+    reshape = Layer("Reshape", "heads", ("1",), ("2",), {"0": "6", "1": "4", "2": "-1"})
+    flat = Layer("Reshape", "flat", ("2",), ("out0",), {"0": str(OUTPUTS), "1": "-1"})
+    layers = [source, replace(gemm, outputs=("1",)), reshape, flat]
+    path, x = written(tmp_path, layers, module), torch.randn(rows, INPUTS)
+    assert blob_shape(linear.lay_out(layers), path, x.numpy(), "1") == (rows, 1, OUTPUTS)
+    assert blob_shape(linear.lay_out(layers), path, x.numpy(), "2") == (rows, 4, 6)
+    actual = run(linear.lay_out(layers), path, x.numpy())
+    expected = module(x).detach().numpy()
+    assert np.linalg.norm(actual - expected) < 1e-6 * np.linalg.norm(expected)
 
 
 def edited(name: str, **fields: object) -> list[Layer]:
