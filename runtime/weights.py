@@ -11,11 +11,12 @@ from pathlib import Path
 import ncnn
 
 from runtime.errors import EXPORT_AGAIN, InputError
+from runtime.memory import own_blocks
 
 
 def load_weights(net: "ncnn.Net", files: Sequence[Path], what: str) -> None:
     """Load files as one stream. Raises InputError, which begins with `what`, when they are too short or too long."""
-    with closing(_Stream(files)) as stream:
+    with own_blocks(), closing(_Stream(files)) as stream:
         code = net.load_model(stream)
         if code != 0:
             raise InputError(f"{what} (code {code}); {EXPORT_AGAIN}")

@@ -1,6 +1,10 @@
 """Claim: a run stays within its memory: prompts in chunks, few windows at a time, a budget that is asked."""
 
+import platform
 import re
+import resource
+import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -21,17 +25,18 @@ from harness.metrics import measure
 from parity import building, server
 from parity.chain import Recorder, spooled
 from parity.workspace import Choice, Workspace, home
-from runtime import half_head
+from runtime import half_head, memory
 from runtime.__main__ import main
 from runtime.errors import InputError
 from runtime.graphs import Arrays, Graph, Manifest, NcnnRunner, load_net
 from runtime.half_head import HalfHead
-from runtime.memory import Budget, available_bytes
+from runtime.memory import Budget, available_bytes, own_blocks
 from runtime.table import Table
 from runtime.youtu_vl import Pipeline
 
 Floats = NDArray[np.float32]
 WHOLE = 2**20
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no thresholds to set")
 SIDES = st.integers(1, 60).map(lambda cells: 2 * cells)  # patches
 
 
@@ -381,3 +386,57 @@ def test_large_outputs_are_kept_in_files_and_are_the_same(monkeypatch: pytest.Mo
     monkeypatch.setattr("parity.chain.SPOOLED_BYTES", 1)
     assert recorder.run("made/up", {}) is outputs
     assert recorder.outputs["made/up"]["hidden"].tobytes() == large[:3].tobytes()
+
+
+# ---- what runs give back
+
+
+HEAP = """
+import ctypes, numpy
+from runtime.memory import own_blocks
+
+NAMES = ("arena", "ordblks", "smblks", "mapped", "hblkhd", "uordblks", "fsmblks", "fordblks", "keepcost", "spare")
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES]
+heap = ctypes.pythonapi.mallinfo2
+heap.restype = Heap
+
+def mapped():
+    before = heap().mapped
+    block = numpy.empty(2 << 20, numpy.uint8)
+    return heap().mapped - before
+
+with own_blocks():
+    pass
+with own_blocks():
+    inside = mapped()
+print(inside, mapped())
+"""
+
+
+@GLIBC
+def test_weights_get_blocks_of_their_own_and_runs_none() -> None:
+    told = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True, check=True)
+    assert told.stdout == "1 0\n"
+
+
+@GLIBC
+def test_what_runs_give_back_is_not_asked_of_the_system_again() -> None:
+    size = 24 << 20
+    with own_blocks():
+        pass
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.empty(size, np.uint8).fill(1)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() < 100  # of 6,144 pages
+
+
+def test_a_net_is_loaded_into_blocks_of_its_own(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds: list[tuple[int, int]] = []
+    monkeypatch.setattr(memory, "_set_thresholds", lambda *sizes: thresholds.append(sizes))
+    load_net(manifest.folder, manifest.graphs["youtu_vl/llm.layer.00.dqkv"], threads=1, verify=False)
+    assert thresholds == [(1 << 20, 1 << 20), (32 << 20, 512 << 20)]
