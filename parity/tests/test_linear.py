@@ -38,7 +38,9 @@ def pnnx_entries(bias: bool) -> list[Entry]:
     return [weight, Entry("bias", False, True)] if bias else [weight]
 
 
-def run(layers: list[Layer], weights: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def run(
+    layers: list[Layer], weights: Path, x: NDArray[np.float32], blob: str = "out0", rank: int = 2
+) -> NDArray[np.float32]:
     net = ncnn.Net()
     set_fp32_options(net.opt, 1)
     checked(net.load_param_mem(param.write(layers)), "param")
@@ -46,22 +48,9 @@ def run(layers: list[Layer], weights: Path, x: NDArray[np.float32]) -> NDArray[n
     extractor = net.create_extractor()
     mat = to_mat(x, rank=2, where="x")
     checked(extractor.input("in0", mat), "input")
-    code, out = extractor.extract("out0")
-    checked(code, "output")
-    return from_mat(out, rank=2, where="out")
-
-
-def blob_shape(layers: list[Layer], weights: Path, x: NDArray[np.float32], name: str) -> tuple[int, ...]:
-    """The shape of an inner blob: channels, height and width."""
-    net = ncnn.Net()
-    checked(net.load_param_mem(param.write(layers)), "param")
-    checked(net.load_model(str(weights)), "weights")
-    extractor = net.create_extractor()
-    mat = to_mat(x, rank=2, where="x")
-    checked(extractor.input("in0", mat), "input")
-    code, blob = extractor.extract(name)
-    checked(code, name)
-    return (blob.c, blob.h, blob.w)
+    code, out = extractor.extract(blob)
+    checked(code, blob)
+    return from_mat(out, rank=rank, where=blob)
 
 
 def written(folder: Path, layers: list[Layer], module: nn.Linear) -> Path:
@@ -161,7 +150,7 @@ def test_between_the_linears_of_an_mlp_rows_stand_as_columns(
     x = torch.randn(rows, INPUTS)
     turned = run(linear.lay_out(layers), path, x.numpy())
     assert linear._turned(layers) == {"1", "2", "3", "4"}
-    assert blob_shape(linear.lay_out(layers), path, x.numpy(), "4") == (INNER, 1, rows)  # channels, for all threads
+    assert run(linear.lay_out(layers), path, x.numpy(), "4", rank=3).shape == (INNER, 1, rows)  # channels
     monkeypatch.setattr(linear, "_turned", lambda layers: set())
     plain = run(linear.lay_out(layers), path, x.numpy())
     assert np.linalg.norm(turned - plain) < 1e-6 * np.linalg.norm(plain)  # the last numbers of a row round otherwise
@@ -179,8 +168,8 @@ def test_where_rows_are_split_into_heads_each_is_a_channel(tmp_path: Path, rows:
     flat = Layer("Reshape", "flat", ("2",), ("out0",), {"0": str(OUTPUTS), "1": "-1"})
     layers = [source, replace(gemm, outputs=("1",)), reshape, flat]
     path, x = written(tmp_path, layers, module), torch.randn(rows, INPUTS)
-    assert blob_shape(linear.lay_out(layers), path, x.numpy(), "1") == (rows, 1, OUTPUTS)
-    assert blob_shape(linear.lay_out(layers), path, x.numpy(), "2") == (rows, 4, 6)
+    assert run(linear.lay_out(layers), path, x.numpy(), "1", rank=3).shape == (rows, 1, OUTPUTS)
+    assert run(linear.lay_out(layers), path, x.numpy(), "2", rank=3).shape == (rows, 4, 6)
     actual = run(linear.lay_out(layers), path, x.numpy())
     expected = module(x).detach().numpy()
     assert np.linalg.norm(actual - expected) < 1e-6 * np.linalg.norm(expected)
