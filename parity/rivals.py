@@ -37,11 +37,9 @@ def ncnn_runtime(folder: Path, threads: int) -> Engine:
     pipeline = importlib.import_module(f"runtime.{manifest.model}").Pipeline(manifest, runner)
 
     def feed(ids: Sequence[int]) -> int:
-        rows = pipeline.table.embed(ids)
-        hidden = pipeline.extend(rows) if pipeline.caches else pipeline.prefill(rows)
-        return int(pipeline.choose(pipeline.logits(hidden)))
+        return int(pipeline.choose(pipeline.logits(pipeline.extend(pipeline.table.embed(ids)))))
 
-    return lambda: pipeline.caches.clear(), feed
+    return pipeline.clear_caches, feed
 
 
 def transformers_eager(folder: Path, threads: int) -> Engine:

@@ -131,10 +131,10 @@ class Decoder(ABC):
         return f"pass {mode}--context {rows} or less" if rows > 0 else "free some, or take another machine"
 
     def prefill(self, embeds: Floats) -> Floats:
-        """The whole prompt through every layer, filling new caches: (T, C) -> hidden of its last row (C,)."""
+        """The whole prompt through every layer, filling cleared caches: (T, C) -> hidden of its last row (C,)."""
         count = len(embeds)
         self.check_context(count)
-        self.caches = [self._new_cache() for _ in range(self.shape.layers)]
+        self.clear_caches()
         if self.joined or self._pieces(count) > 1:
             # through the graphs of the decode step: a resident runner holds one copy of the weights
             return self.extend(embeds)
@@ -147,6 +147,14 @@ class Decoder(ABC):
             hidden = out["hidden"]
         last: Floats = hidden[-1]
         return last
+
+    def clear_caches(self) -> None:
+        """Caches of no rows, in the memory of those before: a second set would take as much again."""
+        shape, context = self.shape, self.context
+        new = (KVCache(shape.heads, context, shape.key_dim, shape.value_dim) for _ in range(shape.layers))
+        self.caches = self.caches or list(new)
+        for cache in self.caches:
+            cache.length = 0
 
     def release(self) -> None:
         """Let go of the caches and, streaming, of the graph in memory: the next prompt begins anew."""
@@ -276,9 +284,6 @@ class Decoder(ABC):
 
     def _run(self, name: str, **inputs: Floats) -> Arrays:
         return self.runner.run(f"{self.model}/{name}", inputs)
-
-    def _new_cache(self) -> KVCache:
-        return KVCache(self.shape.heads, self.context, self.shape.key_dim, self.shape.value_dim)
 
     def check_context(self, count: int) -> None:
         """Raise InputError when prompt and answer of `count` tokens do not fit into the context."""

@@ -120,6 +120,18 @@ def test_a_prompt_goes_through_in_even_chunks(manifest: Manifest, runner: NcnnRu
     assert {graph_id for graph_id, _ in watched.rows} == {f"llm.layer.{index:02d}.prefill" for index in range(40)}
 
 
+def test_the_next_prompt_takes_the_caches_of_the_one_before(manifest: Manifest, runner: NcnnRunner) -> None:
+    pipeline = Pipeline(manifest, runner, context=64)
+    rows = rows_of(11, pipeline.table.width)
+    first = pipeline.prefill(rows)
+    kept = [cache.keys for cache in pipeline.caches]
+    pipeline.prefill(rows_of(50, pipeline.table.width))
+
+    assert pipeline.prefill(rows).tobytes() == first.tobytes()
+    assert [cache.length for cache in pipeline.caches] == [11] * len(kept)
+    assert all(cache.keys is keys for cache, keys in zip(pipeline.caches, kept, strict=True))
+
+
 # ---- windows a few at a time
 
 

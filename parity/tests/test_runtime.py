@@ -414,7 +414,7 @@ def test_a_joined_net_gives_the_bits_of_its_graphs(manifest: Manifest, runner: N
     single = Pipeline(manifest, Watched(runner), context=64)  # not joined, as it is no NcnnRunner
     rows = _prompt_rows(11, joined.table.width)
     joined.prefill(rows)
-    single.caches = [single._new_cache() for _ in joined.caches]
+    single.clear_caches()
     single.extend(rows)
     for token in (3, 4):
         assert joined.step(token).tobytes() == single.step(token).tobytes()
