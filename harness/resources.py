@@ -1,5 +1,6 @@
 """What this process has used of the machine, and whether the machine has enough for what is to come."""
 
+import platform
 import shutil
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,14 @@ def _left_in_group() -> int:
         return int(limit) - int(used) + cache
     except (OSError, ValueError, StopIteration):  # no such group, or "max": no limit
         return sys.maxsize
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells one."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def _gb(count: int) -> str:

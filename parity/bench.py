@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from harness.resources import processor
 from harness.store import atomic_write_text
 from parity import vocabularies
 from parity.workspace import ROOT, Choice, Workspace, home
@@ -85,7 +87,7 @@ def tell(
     options: threads and whatever else was chosen for the figures.
     """
     about = {
-        "machine": platform.platform(),
+        "machine": f"{platform.platform()}, {processor()} with {torch.backends.cpu.get_cpu_capability()}",
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "options": options,

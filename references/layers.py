@@ -29,10 +29,7 @@ class Layers:
         """A module in float32."""
         if key not in self._held:
             coming = self._coming.pop(key, None)
-            if not self._keep_all:
-                self._held.clear()
-                self._doubles.clear()
-                self._coming.clear()
+            self._make_room()
             self._held[key] = coming.result() if coming else self._load(key)
         self._read_ahead(key)
         return self._held[key]
@@ -47,14 +44,24 @@ class Layers:
 
     @contextmanager
     def reading_ahead(self, behind: Mapping[Key, Key]) -> Iterator[None]:
-        """Read the module that comes behind the current one, in a thread of its own."""
+        """Read the module that comes behind the current one, in a thread of its own; afterwards none is held.
+
+        A reference is part of a cycle. Its layers would stay until the collector comes round, beside those of the next
+        case: 1.3 GB more at true widths.
+        """
         with ThreadPoolExecutor(1) as reader:
             self._behind, self._reader = behind, reader
             try:
                 yield
             finally:
                 self._behind, self._reader = {}, None
-                self._coming.clear()
+                self._make_room()
+
+    def _make_room(self) -> None:
+        if not self._keep_all:
+            self._held.clear()
+            self._doubles.clear()
+            self._coming.clear()
 
     def _read_ahead(self, key: Key) -> None:
         behind = self._behind.get(key)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.resources import processor
 from harness.store import file_sha256
 from parity.report.parts import Content, attempt, pipeline
 from parity.runners import StoreRunner
@@ -33,7 +34,7 @@ LICENCES = (
 def machine() -> Content:
     """The machine, its packages, the options of ncnn."""
     rows = [
-        ("machine", f"{platform.platform()}, {platform.processor() or platform.machine()}"),
+        ("machine", f"{platform.platform()}, {processor()}"),
         ("CPU features", _cpu_features()),
         ("Python", f"{platform.python_version()} ({' '.join(platform.python_build())}, {platform.python_compiler()})"),
         *((name, _build(name)) for name in PACKAGES),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.resources import processor
 from parity import bench_export, bench_whole, bench_widths, widths
 from parity.bench import Figure, tell, watch
 from parity.workspace import Choice, Workspace
@@ -89,7 +90,8 @@ def test_a_figure_is_told_with_its_options(tmp_path: Path, monkeypatch: pytest.M
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 x" in said
     assert "1 to 3" in said
-    assert "options: 7 threads; machine: " in said
+    assert f"options: 7 threads; machine: {found['machine']}, " in said
+    assert f", {processor()} with " in found["machine"]
 
 
 def test_a_file_with_two_names_is_counted_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 from torch import Tensor
@@ -116,6 +117,8 @@ def test_layers_that_do_not_fit_are_streamed_and_give_the_same_bytes(
             streamed.run(graph, dumping.random_inputs(graph, 5))
             assert len(streamed.layers._held) == 1
             assert list(streamed.layers._coming) == [("llm.layer", (graph.index or 0) + 1)]
+        last = ref(streamed.layers.get(("llm.layer", 2)))
+    assert (last(), streamed.layers._coming) == (None, {})  # gone without the collector
     assert written(tmp_path / "streamed", workspace, case) == held
 
 
