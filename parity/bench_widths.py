@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure as Plot
+from matplotlib.ticker import LogFormatter
 from rich.console import Console
 from rich.table import Table
 
@@ -157,7 +158,7 @@ def _plot(found: dict[str, dict[int, Any]]) -> Plot:
         axes.set_yscale("log")
         axes.set_xticks(list(rows), [str(size) for size in rows])
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # over few decades only
         axes.set(title=kind, ylabel="ms per layer", xlabel={"image": "patches per side"}.get(kind, "tokens"))
         axes.grid(alpha=0.3)
         axes.legend()
