@@ -1,6 +1,7 @@
-"""What this process has used of the machine, and whether the machine has enough for what is to come."""
+"""What the machine is, what this process has used of it, and whether it has enough for what is to come."""
 
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import psutil
 from harness.errors import UnjudgedError
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPU_FLAGS = re.compile(r"sse4\w*|avx\w*|fma\w*|f16c|amx\w*|asimd\w*|sve\w*|bf16|fphp")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,23 @@ def available_memory_bytes() -> int:
     return min(int(psutil.virtual_memory().available), _left_in_group())
 
 
+def processor() -> str:
+    """The processor's name, as far as the system tells one."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> str:
+    """The kernel's words for what matters to arithmetic; elsewhere the processor's name must do."""
+    return " ".join(filter(_CPU_FLAGS.fullmatch, _cpuinfo("flags", "Features").split())) or platform.machine()
+
+
+def _cpuinfo(*names: str) -> str:
+    """What Linux tells of the first core under one of these names; elsewhere nothing."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith(names)), "")
+
+
 def _short(mode: Mode, disk: int, memory: int) -> list[str]:
     rows = ((mode.disk, disk, "disk"), (mode.memory, memory, "memory"))
     return [f"{_gb(needed)} of {what}, but {_gb(left)} are free" for needed, left, what in rows if needed > left]
@@ -57,14 +76,6 @@ def _left_in_group() -> int:
         return int(limit) - int(used) + cache
     except (OSError, ValueError, StopIteration):  # no such group, or "max": no limit
         return sys.maxsize
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells one."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def _gb(count: int) -> str:

@@ -150,9 +150,10 @@ class Decoder(ABC):
 
     def clear_caches(self) -> None:
         """Caches of no rows, in the memory of those before: a second set would take as much again."""
-        shape, context = self.shape, self.context
-        new = (KVCache(shape.heads, context, shape.key_dim, shape.value_dim) for _ in range(shape.layers))
-        self.caches = self.caches or list(new)
+        shape = self.shape
+        if not self.caches:
+            sizes = (shape.heads, self.context, shape.key_dim, shape.value_dim)
+            self.caches = [KVCache(*sizes) for _ in range(shape.layers)]
         for cache in self.caches:
             cache.length = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.resources import processor
+from harness.resources import cpu_features, processor
 from harness.store import file_sha256
 from parity.report.parts import Content, attempt, pipeline
 from parity.runners import StoreRunner
@@ -21,7 +21,6 @@ PACKAGES = (
     *("ncnn", "pnnx", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "scikit-learn"),
     *("jinja2", "matplotlib", "pytest"),
 )
-CPU_FLAGS = re.compile(r"sse4\w*|avx\w*|fma\w*|f16c|amx\w*|asimd\w*|sve\w*|bf16|fphp")
 # asset, licence, who says so
 LICENCES = (
     ("youtu_vl tiny and full: checkpoint and tokenizer", "Apache-2.0", "made here from a seed, part of this project"),
@@ -35,7 +34,7 @@ def machine() -> Content:
     """The machine, its packages, the options of ncnn."""
     rows = [
         ("machine", f"{platform.platform()}, {processor()}"),
-        ("CPU features", _cpu_features()),
+        ("CPU features", cpu_features()),
         ("Python", f"{platform.python_version()} ({' '.join(platform.python_build())}, {platform.python_compiler()})"),
         *((name, _build(name)) for name in PACKAGES),
         ("threads of a graph", str(StoreRunner.threads)),
@@ -43,14 +42,6 @@ def machine() -> Content:
         ("other ncnn options", "ncnn's defaults"),
     ]
     return {"title": "machine and packages", "rows": [list(row) for row in rows]}
-
-
-def _cpu_features() -> str:
-    """The kernel's words for what matters to arithmetic; elsewhere the processor's name must do."""
-    path = Path("/proc/cpuinfo")
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
-    return " ".join(filter(CPU_FLAGS.fullmatch, line.split())) or platform.machine()
 
 
 def _build(package: str) -> str:

@@ -2,7 +2,6 @@
 
 import platform
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -434,6 +433,8 @@ def test_weights_get_blocks_of_their_own_and_runs_none() -> None:
 
 @GLIBC
 def test_what_runs_give_back_is_not_asked_of_the_system_again() -> None:
+    import resource  # POSIX only
+
     size = 24 << 20
     with own_blocks():
         pass
